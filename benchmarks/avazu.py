@@ -2,7 +2,7 @@
 
 Both see the same rows once, in order of time, and each row is predicted before it is learned from. Both are judged by
 the best of their 12 points on those rows. Vowpal Wabbit's points are its default learner and FTRL-Proximal, each at
-three step sizes, on every column as it stands (of the hour its hour of day), and with the columns and crosses of our
+three step sizes, on every column as it is (of the hour its hour of day), and with the columns and crosses of our
 spec, avazu.toml. Ours are 12 step sizes of that spec's learner, variants of one pass.
 """
 

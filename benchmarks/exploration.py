@@ -64,7 +64,7 @@ ALIVE, SHOWN = 40, 4
 NEW_ITEM_EVERY = 50
 """Visits from one new item to the next; the oldest item of its category leaves."""
 APPEAL = 0.8
-"""Standard deviation, in logits, of what only an item's own clicks can tell of it."""
+"""Standard deviation, in logits, of the part that only an item's own clicks reveal."""
 TUNED_ON, TUNED_VISITS = (101, 102, 103), 4_000
 SEEDS = (1, 2, 3, 4, 5, 6)
 POINTS = 40

@@ -151,7 +151,7 @@ def _fill(store: Store) -> int:
 
 
 def click_line(number: int, item: str, at: float) -> bytes:
-    """As a server writes it that was told of it."""
+    """As a server writes a click that was reported to it."""
     event = {
         "request_id": f"r{number}",
         "item": item,

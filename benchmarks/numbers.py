@@ -1,6 +1,6 @@
 """Writes docs/numbers.md from numbers_page.md and benchmarks/results/*.json: `python -m benchmarks.numbers`.
 
-The words stand in numbers_page.md, with `<!-- NAME -->` where the table of results/NAME.json goes. Nothing is measured
+The words are in numbers_page.md, with `<!-- NAME -->` where the table of results/NAME.json goes. Nothing is measured
 here; a test holds the page to both.
 """
 

@@ -116,7 +116,7 @@ def _learned(url: str, folder: Path, partitions: list[str]) -> dict[str, float]:
 
 
 def child(url: str, folder: str, partition: str) -> None:
-    """One trainer of a backlog, opened and then started by a line on standard input; prints what came of it."""
+    """One trainer of a backlog, opened and then started by a line on standard input; prints the result."""
     number, slash, count = partition.partition("/")
     options = TrainerOptions(
         store=url, sources=("store",), checkpoint=Path(folder), every=Every.parse("1h"), publish=False, activate=False,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Self
@@ -42,6 +43,28 @@ class Every:
             )
         number, unit = int(found[1]), found[2]
         return cls(None, number * _UNITS_S[unit]) if unit else cls(number, None)
+
+
+class Schedule:
+    """How often something is done: every N rows or every S seconds.
+
+    Counts from the last attempt, successful or not, so that a full disk is not tried again at every batch.
+    """
+
+    def __init__(self, every: Every, rows: int) -> None:
+        self._every = every
+        self.restart(rows)
+
+    def restart(self, rows: int) -> None:
+        """Count from here: `rows` rows of the run are learned."""
+        self._rows, self._began = rows, time.monotonic()
+
+    def is_due(self, rows: int) -> bool:
+        """True if enough rows, or enough time, have passed."""
+        if self._every.rows is not None:
+            return rows - self._rows >= self._every.rows
+        assert self._every.seconds is not None
+        return time.monotonic() - self._began >= self._every.seconds
 
 
 def parse_partition(text: str) -> tuple[int | None, int]:

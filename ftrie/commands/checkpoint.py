@@ -34,8 +34,8 @@ def checkpoint(
 
 def _answer(path: Path) -> dict[str, Any]:
     from model_store.spec.spec import spec_from_json
-    from trainer.checkpoint.description import Description, description_from_json
     from trainer.checkpoint.file import Damaged, read
+    from trainer.checkpoint.folder import Description, description_from_json
     from trainer.distributed.checkpoint import state_from_json
 
     try:

@@ -59,7 +59,7 @@ _CONTROL = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\ud800-\\udfff\\ufffe\\uffff]")
 _LABEL = 26
 _SHORTENED = f"slice(datum.label, 0, {_LABEL // 2 - 1}) + '…' + slice(datum.label, {-_LABEL // 2})"
 _LETTER, _SYMBOL = 7, 34
-"""Pixels of a letter of a legend, and of what stands beside a name, at most."""
+"""Pixels of a letter of a legend, and of what is beside a name, at most."""
 _ONCE: list[Spec] = [{"aggregate": [{"op": "count", "as": "n"}]}]
 _KNOWN: list[Spec] = [{"filter": "isValid(datum.low) && isValid(datum.high)"}]
 """Transforms: one row instead of all, for what is drawn once; rows with an interval."""
@@ -285,7 +285,7 @@ def intervals(
 ) -> Spec:
     """A dot with its interval a row, one under another. Rows: name, value, and low and high or None.
 
-    series: rows have a member `series` too, and the dots of a name stand side by side, in the series' colours. With one
+    series: rows have a member `series` too, and the dots of a name are side by side, in the series' colours. With one
     series, or without, every row has a line of its own. reference: a value to compare with, as a line. colours: as
     `series` of other kinds, of the rows' names where there are no series.
     """
@@ -538,7 +538,7 @@ def _across(x: str, title: str, axis: Axis, values: Sequence[Any]) -> Spec:
 
 
 _FLUSH = 24
-"""Pixels: an axis label so near to the end of the axis does not stand out beyond it, where a narrow picture ends."""
+"""Pixels: an axis label so near to the end of the axis does not extend beyond it, where a narrow picture ends."""
 _TIMES = (
     (600.0, "%H:%M:%S"),
     (86_400.0, "%H:%M"),

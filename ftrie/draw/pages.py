@@ -17,7 +17,7 @@ from model_store.files import write_whole
 
 WIDTH = 720
 COLUMN_WIDTH = 456
-"""Pixels of a chart of a page, where two stand side by side; at 420 px its text is still read."""
+"""Pixels of a chart of a page, where two are side by side; at 420 px its text is still read."""
 MOST_TIPS = 400
 _AXIS_WIDTH = 100
 """Pixels of a plot's vertical axis with its title, at most."""

@@ -18,7 +18,7 @@ from ftrie.draw.charts import Row, Spec, curve, dots, drawn, point, reliability,
 from ftrie.draw.pages import document, element, figure, note, quiet, save_page, stacked_svg, table
 from model_store.bounded import json_value
 from model_store.errors import InputError, counted, shown
-from trainer.learn.collisions import Collisions
+from trainer.learn.buckets import Collisions
 from trainer.learn.metrics.figures import DRAWN, METRICS
 from trainer.learn.metrics.records import (
     FORMAT,

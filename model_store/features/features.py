@@ -295,7 +295,7 @@ _BETWEEN_WORDS = re.compile(
     "[\x00-/:-@\\[-`{-\xa9\xab-\xb4\xb6-\xb9\xbb-\xbf\xd7\xf7\u1680\u2000-\u200b\u200e-\u206f\u3000-\u303f\ufeff"
     "\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65]+"
 )
-# Where str.lower is not Unicode's simple mapping of one character to one, whatever stands beside it.
+# Where str.lower is not Unicode's simple mapping of one character to one, whatever its neighbours are.
 _SIMPLE = str.maketrans({"\u0130": "i", "\u03a3": "\u03c3"})
 
 

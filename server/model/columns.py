@@ -168,7 +168,7 @@ class Column:
     codes int32[rows]: each row's value, codes from `first` on; NO_VALUE and codes beyond the texts' have no text.
 
     text uint8, text_offsets int64[n + 1]: the n distinct texts, sorted bytewise. In a field with one value, the text of
-    code c is c - first, and numbers float64[n + 1] has each text as a number, NaN if it is none; NaN last, which
+    code c is c - first, and numbers float64[n + 1] has each text as a number, NaN if it is not one; NaN last, which
     NO_TEXT indexes. In a set, code c has the texts members[start[c - first] : start[c - first + 1]] (int32, int64), and
     there are no numbers.
     """

@@ -61,7 +61,7 @@ def walk_choice(trie: Any, terms: Any, term: Any, layer: Any, tokens: Any, choic
         if node < 0:
             break
         token = choice[i]
-        # In `text` a `*` stands after every token.
+        # In `text` a `*` is after every token.
         end = begin[token + 1] - (0 if more or i + 1 < count else 1)
         node, used, stop = walk(nodes, first_byte, labels, node, used, stop, text, begin[token], end)
         x *= xs[token]

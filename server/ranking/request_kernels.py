@@ -129,7 +129,7 @@ def plain_tokens(
     message: Any, found: Any, names: Any, name_start: Any, plain: Any,
     values: Any, value_start: Any, begin: Any, text: Any,
 ) -> Any:  # fmt: skip
-    """Make the tokens of a request whose features are plain: texts of known fields that stand in keys as they are.
+    """Make the tokens of a request whose features are plain: texts of known fields that keys contain as they are.
 
     names uint8, name_start int64[fields + 1] and plain bool[fields] say which fields there are, and which of them take
     their text as it is. values int32[fields, 2] is scratch. value_start int64[fields + 1], begin int64[≥ fields + 1]
@@ -220,7 +220,7 @@ def _field(message: Any, begin: Any, end: Any, names: Any, name_start: Any) -> A
 
 @bare_inline
 def _is_plain(message: Any, begin: Any, end: Any) -> Any:
-    """True for ASCII text that stands in keys as it is: nothing to escape, and no other spelling of a value."""
+    """True for ASCII text that keys contain as it is: nothing to escape, and no other spelling of a value."""
     for i in range(begin, end):
         byte = message[i]
         if byte >= _MORE or byte in (_PERCENT, _STAR, _EQUALS):

@@ -30,7 +30,7 @@ COMPILE_S = 150.0
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file that are JSON objects; one that a kill has cut is passed over."""
+    """The lines of a file that are JSON objects; one that a kill has cut is skipped."""
     lines = []
     for line in path.read_text().splitlines() if path.exists() else ():
         with suppress(ValueError):

@@ -110,4 +110,6 @@ def test_segment_is_damaged(stopped: OfStreams, recovered: Recovered) -> None:
     recovered.from_now()
     stopped.trainer.start("--checkpoint", str(stopped.trainer.folder / "anew"), "--init-from", "active")
     stopped.more()
-    recovered.when(stopped.has_learned_all, "begun anew it has learned all that is in the streams", COMPILE_S)
+    recovered.when(
+        stopped.has_learned_all, "begun again it has learned all that is in the streams", COMPILE_S
+    )

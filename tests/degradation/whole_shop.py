@@ -37,7 +37,7 @@ class WholeShop:
         self._other = count(100)
 
     def fill(self, seed: int) -> int:
-        """Everything anew, and the model `seed` active. Returns its version."""
+        """Everything from the start, and the model `seed` active. Returns its version."""
         version = shop.fill(self.store, seed)
         self._seeds[version].add(seed)
         return version

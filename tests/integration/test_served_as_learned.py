@@ -144,7 +144,7 @@ class Shop:
         }
 
     def rows(self) -> Iterator[dict[str, str]]:
-        """Those of a log: whole requests, a second apart; one of fifty has a value that is none, and is rejected."""
+        """Those of a log: whole requests, a second apart; one of fifty has an invalid value, and is rejected."""
         draw = self.draw
         for number in range(REQUESTS):
             cookie, context = draw.choice(list(self.users)), self.context(draw)

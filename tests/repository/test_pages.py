@@ -22,11 +22,10 @@ from trainer.formats.reader import BATCH_BYTES
 from trainer.formats.registry import EVENTS, FORMATS
 from trainer.formats.sparse import REASONS
 from trainer.formats.streams import MAX_ROW_BYTES
-from trainer.learn import collisions
+from trainer.learn import buckets
 from trainer.learn.admission import cell_width, size_filter
 from trainer.learn.eviction import SWEEP_ROWS
 from trainer.learn.metrics import metrics, records, regret, tally
-from trainer.learn.metrics import slices as watcher
 from trainer.sources import file_tracker, kinds, open_files, redis
 from trainer.sources import kafka as kafka_client
 from trainer.sources.open_sources import open_sources
@@ -71,7 +70,7 @@ RECORDS = {
     "detail": records.Detail,
     "regret": records.Regret,
     "end": records.End,
-    "collisions": collisions.Collisions,
+    "collisions": buckets.Collisions,
     "group": records.SliceMetrics,
     "figures": records.VariantMetrics,
     "difference": records.DifferenceFromBase,
@@ -91,13 +90,13 @@ def test_a_record_of_training_metrics_is_documented_with_exactly_its_fields() ->
                 assert says == f'"{record.model_fields[name].default}"'
     assert dict(tables("metrics.md", "#### header")[1:])["version"] == str(records.FORMAT_VERSION)
     for says in (
-        f"{metrics.AUC_BUCKETS} buckets for all rows, {watcher.SLICE_BUCKETS} for slices",
+        f"{metrics.AUC_BUCKETS} buckets for all rows, {tally.SLICE_BUCKETS} for slices",
         f"up to {regret.MOST_KEYS:,} keys of examples",
         f"at most {regret.TOLERANCE:g} times",
-        f"the first {watcher.SLICE_VALUES} values",
+        f"the first {tally.SLICE_VALUES} values",
         f"up to {tally.RELIABILITY_BINS} bins",
         f"{metrics.AUC_BUCKETS * 2 * 8 // 1024} KiB a variant",
-        f"{watcher.SLICE_BUCKETS * 2 * 8 // 1024} KiB for each variant and value",
+        f"{tally.SLICE_BUCKETS * 2 * 8 // 1024} KiB for each variant and value",
     ):
         assert says in text
 

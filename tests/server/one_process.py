@@ -61,7 +61,7 @@ class Server:
     def startup(self) -> None:
         """Listen, say NOT_SERVING, begin to load.
 
-        A store that is away is waited for. Raises ServerError if the port is taken, StoreError for a URL that is none.
+        A store that is away is waited for. Raises ServerError if the port is taken, StoreError for a bad URL.
         """
         try:
             Store.open(self._settings.store, timeout_s=1.0).close()

@@ -1,28 +1,31 @@
 """The checkpoints of one run: a folder of files named by the number of rows learned, used by one run at a time.
 
 `Checkpoints` is what a run uses: the checkpoint to resume from, when the next one is due, and writing it.
-`CheckpointFolder` is the files. A file is complete or absent: it is written under a temporary name, synced and renamed;
-only then are older ones deleted. Temporary files of killed runs are deleted when the next run opens the folder.
+`CheckpointFolder` is the files. `Description` is the JSON part of a file: all that a run needs beside its model's
+arrays to resume as if it had never stopped. A file is complete or absent: it is written under a temporary name, synced
+and renamed; only then are older ones deleted. Temporary files of killed runs are deleted when the next run opens the
+folder.
 """
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
+
+from pydantic import TypeAdapter, ValidationError
 
 from model_store.errors import CheckpointError, StoreError
 from model_store.files import lock, whole_file
-from model_store.spec.spec import ModelSpec
+from model_store.spec.spec import ModelSpec, spec_from_json
 from trainer.checkpoint import file
-from trainer.checkpoint.description import Description, check_same_spec, description_from_json
 from trainer.checkpoint.file import Arrays, Damaged, NamedArrays
-from trainer.checkpoint.schedule import Schedule
-from trainer.settings import Every
+from trainer.formats.batch import ReadFile
+from trainer.settings import Every, Schedule
 
 SUFFIX = ".checkpoint"
 DAMAGED = ".damaged"
@@ -30,6 +33,103 @@ KEPT = 3
 _TEMPORARY = ".begun"
 _LOCK = "lock"
 _DIGITS = 15
+SHOWN_DIFFERENCES = 8
+
+
+@dataclass(frozen=True)
+class Written:
+    """A file that a run appends to, and its size at the checkpoint: a resumed run truncates it to that."""
+
+    path: str | None = None
+    bytes: int = 0
+
+    @classmethod
+    def to(cls, path: Path | None, size: int) -> Self:
+        """`size` bytes of the file at `path`."""
+        return cls(os.path.abspath(path), size) if path is not None else cls()
+
+    def kept_of(self, path: Path | None) -> int:
+        """How many bytes of the file at `path` a resumed run keeps; 0 of another file."""
+        return self.bytes if path is not None and os.path.abspath(path) == self.path else 0
+
+
+@dataclass(frozen=True)
+class Description:
+    """The description of a checkpoint.
+
+    spec: canonical JSON as given; resolved: with the fields found in the first log; columns: those read from the log.
+    rows: learned; keys: in the table; seconds: of training, over all resumed runs. read: how far each file was read;
+    rows_read: rows read, learned or not; subsampled: of those, dropped by subsampling; minus_labels: of those learned,
+    with a label written as -1; doubled: of those learned, that are two examples (input.views). reject_counts: bad rows
+    by category; rejects, metrics: the files they are written to.
+    sides: SHA-256 of the files of items and users; initial: SHA-256 of the model of --init-from. failed: checkpoints
+    that could not be written; damaged: that could not be read. stream: what `ftrie trainer` stores besides
+    (`trainer.runs.stream`), None for a run over logs; passes: of a run of several (`trainer.runs.loop`), else None.
+    """
+
+    ftrie: str
+    created: str
+    spec: str
+    resolved: str
+    columns: tuple[str, ...]
+    rows: int
+    keys: int
+    seconds: float
+    read: tuple[ReadFile, ...]
+    rows_read: int = 0
+    subsampled: int = 0
+    minus_labels: int = 0
+    doubled: int = 0
+    reject_counts: dict[str, int] = field(default_factory=dict)
+    rejects: Written = Written()
+    metrics: Written = Written()
+    sides: dict[str, str] = field(default_factory=dict)
+    initial: str | None = None
+    failed: int = 0
+    damaged: int = 0
+    stream: dict[str, Any] | None = None
+    passes: dict[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values; `description_from_json` reads them back."""
+        written: dict[str, Any] = _ADAPTER.dump_python(self, mode="json")
+        return written
+
+
+_ADAPTER = TypeAdapter(Description)
+
+
+def description_from_json(written: Mapping[str, Any], where: str) -> Description:
+    """Read back `to_json`. Raises CheckpointError, naming the file `where`, for any other JSON."""
+    try:
+        return _ADAPTER.validate_python(written)
+    except ValidationError as error:
+        raise CheckpointError(f"{where} is not a checkpoint of a training run: {error}") from None
+
+
+def check_same_spec(given: ModelSpec, written: str, where: str) -> None:
+    """Raise CheckpointError, naming what differs, unless a run with the `given` spec may resume from `written`.
+
+    [guard] may differ: what is learned does not depend on it.
+    """
+    before, given = spec_from_json(written, where).without_guard(), given.without_guard()
+    if before.to_json() == given.to_json():
+        return
+    differences = list(_differences(json.loads(before.to_json()), json.loads(given.to_json()), ""))
+    more = len(differences) - SHOWN_DIFFERENCES
+    rest = [f"and {more} more"] if more > 0 else []
+    shown = "; ".join(differences[:SHOWN_DIFFERENCES] + rest) or "the order of fields, crosses or variants"
+    raise CheckpointError(
+        f"{where} was made with another spec: {shown}. Resume with that spec, or start again with another folder"
+    )
+
+
+def _differences(before: Any, now: Any, path: str) -> Iterator[str]:
+    if isinstance(before, dict) and isinstance(now, dict):
+        for name in {**before, **now}:
+            yield from _differences(before.get(name), now.get(name), f"{path}.{name}" if path else name)
+    elif before != now:
+        yield f"{path} was {json.dumps(before)}, is {json.dumps(now)}"
 
 
 @dataclass(frozen=True)
@@ -104,7 +204,10 @@ class Checkpoints:
         self._schedule.restart(description.rows)
         description = replace(description, failed=self.failed, damaged=self.damaged)
         self.unsaved = False
-        if self._last is not None and _is_same(self._last, description):
+        last, now = self._last, description
+        if last is not None and now == replace(
+            last, ftrie=now.ftrie, created=now.created, seconds=now.seconds
+        ):
             return False
         try:
             self._folder.write(description.rows, description.to_json(), arrays)
@@ -126,9 +229,7 @@ class Checkpoints:
     def __enter__(self) -> Checkpoints:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _read_newest(self, spec: ModelSpec) -> None:
@@ -161,7 +262,11 @@ class CheckpointFolder:
         path = self.path / f"{rows:0{_DIGITS}}{SUFFIX}"
         with whole_file(path, path.with_suffix(_TEMPORARY)) as out:
             file.write(out, description, arrays)
-        self._delete_old()
+        for old in checkpoints_in(self.path)[KEPT:]:
+            try:
+                old.unlink()
+            except OSError as error:
+                self._warn(f"the old checkpoint {old} cannot be deleted: {error.strerror}")
         return path
 
     def newest(self) -> tuple[Path, dict[str, Any], Arrays, int] | None:
@@ -198,17 +303,8 @@ class CheckpointFolder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _delete_old(self) -> None:
-        for path in checkpoints_in(self.path)[KEPT:]:
-            try:
-                path.unlink()
-            except OSError as error:
-                self._warn(f"the old checkpoint {path} cannot be deleted: {error.strerror}")
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
@@ -223,11 +319,6 @@ def check_empty(folder: Path) -> None:
             f"{folder} holds checkpoints of an earlier run (the newest is {paths[0].name}); resume it with "
             "--resume, or start again with another folder"
         )
-
-
-def _is_same(last: Description, now: Description) -> bool:
-    """True if nothing that matters has changed since the last checkpoint."""
-    return now == replace(last, ftrie=now.ftrie, created=now.created, seconds=now.seconds)
 
 
 def lock_folder(path: Path) -> int:

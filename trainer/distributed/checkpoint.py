@@ -21,9 +21,8 @@ from pydantic import TypeAdapter, ValidationError
 from model_store.errors import CheckpointError
 from model_store.spec.spec import ModelSpec
 from model_store.versions.manifest import now
-from trainer.checkpoint.description import check_same_spec
 from trainer.checkpoint.file import Arrays
-from trainer.checkpoint.folder import CheckpointFolder, check_empty
+from trainer.checkpoint.folder import CheckpointFolder, check_empty, check_same_spec
 from trainer.distributed.methods import Iteration, MemberLost, MethodState, Replies
 from trainer.learn.table import part_of
 

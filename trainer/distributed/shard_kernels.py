@@ -19,7 +19,7 @@ from model_store.jit import bare_inline, bare_kernel
 from trainer.examples.examples_kernels import importance_of, x_of
 from trainer.learn.learners.operations import step, weight
 from trainer.learn.learners.rates import r_of
-from trainer.learn.metrics.regret_kernels import log_loss
+from trainer.learn.metrics.metrics_kernels import log_loss
 
 _SMALLEST_CURVATURE = 1e-12
 

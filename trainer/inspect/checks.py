@@ -41,7 +41,7 @@ from trainer.inspect.columns import (
 )
 from trainer.inspect.findings import Cases, Findings, Severity, cut, listed, percent, words_of
 from trainer.inspect.roles import Roles
-from trainer.learn.metrics.label_order import LabelOrder
+from trainer.learn.metrics.warnings import LabelOrder
 
 # --- Whole rows ---
 

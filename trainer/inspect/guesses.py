@@ -253,7 +253,7 @@ def _positive(profile: Profile) -> tuple[str, str]:
 
 
 def _spoken(pair: Sequence[str], yes: frozenset[str] = _CLICKED, no: frozenset[str] = _SKIPPED) -> str:
-    """The value that is a click, if one of the two says so or the other says that it is none; else ""."""
+    """The value that is a click, if one of the two says so or the other says that it is no click; else ""."""
     if not pair:
         return ""
     first, second = ("".join(name_words(text)) for text in pair)
@@ -336,7 +336,7 @@ def _time(profile: Profile) -> Guess | None:
 
 
 def guess_field(profile: Profile) -> Guess:
-    """The kind of a column that is a feature, or why it is none."""
+    """The kind of a column that is a feature, or why it is not one."""
     side = _side(profile.name)
     guess = Guess(profile, "field", _values(profile), side)
     if profile.lists or profile.separator is not None:

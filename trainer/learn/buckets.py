@@ -3,24 +3,29 @@
 Weinberger et al., *Feature Hashing for Large Scale Multitask Learning* (ICML 2009). A group is the keys that the same
 variants use and that have the same l1 (for adpredictor, the same prior), so a bucket is a coordinate like any other: an
 example's x in it is the sum of its keys' x, and every learner is exact on these sums. In: hashed rows. Out: rows of
-buckets, and which keys are new. Not thread-safe.
+buckets, which keys are new, and `Collisions`, which docs/formats/keys.md defines. Not thread-safe.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict
 
 from model_store.errors import SpecError
 from model_store.spec.learner_section import MOST_BUCKETS, MOST_HASH_BITS
 from trainer.examples.examples_kernels import HashedRows
-from trainer.learn.buckets_kernels import BucketSpace, enter_hashes, fold_rows, move_hashes
-from trainer.learn.collisions import Collisions
+from trainer.learn.table_kernels import BucketSpace, enter_hashes, fold_rows, move_hashes
 
 _SMALLEST_SET = 1 << 12
 _FULL = 0.7  # the largest load of the set of hashes
+
+MOST_COLLISIONS = 0.001
+"""The collision rate above which a run warns: the field's rule."""
 
 
 class Buckets:
@@ -105,3 +110,87 @@ class Buckets:
     def collisions(self, used: int) -> Collisions:
         """How many keys collided; used: the number of buckets that have a key."""
         return Collisions.of_buckets(self._buckets, self._setting, self._keys_of_group.tolist(), used)
+
+
+class Collisions(BaseModel):
+    """Whether keys share their state.
+
+    probability: that two of the keys have the same 64-bit hash. The rest is None, or "", where keys are exact. setting:
+    the spec's, such as "hash_bits = 22"; buckets: of all groups; used: buckets that have a key; rate: the share of the
+    keys that came to a bucket which another key already had, 1 - used / keys; expected: the mean of that rate over
+    uniform hashes; enough_bits: the hash_bits from which it is at most MOST_COLLISIONS, more than now if the rate is
+    above; None if no allowed number is enough.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+    keys: int
+    probability: float
+    setting: str = ""
+    buckets: int | None = None
+    used: int | None = None
+    rate: float | None = None
+    expected: float | None = None
+    enough_bits: int | None = None
+
+    @classmethod
+    def of_exact(cls, keys: int) -> Collisions:
+        """Of keys that have a slot each."""
+        return cls(keys=keys, probability=any_collision(keys))
+
+    @classmethod
+    def of_buckets(cls, size: int, setting: str, keys_of_group: Sequence[int], used: int) -> Collisions:
+        """Of groups of keys with `size` buckets each; used: buckets that have a key."""
+        keys, groups = sum(keys_of_group), len(keys_of_group)
+        rate = (keys - used) / keys if keys else 0.0
+        least, most = (
+            size.bit_length() if rate > MOST_COLLISIONS else 1,
+            MOST_HASH_BITS - (groups - 1).bit_length(),
+        )
+        enough = (
+            bits
+            for bits in range(least, most + 1)
+            if expected_rate(1 << bits, keys_of_group) <= MOST_COLLISIONS
+        )
+        return cls(
+            keys=keys,
+            probability=any_collision(keys),
+            setting=setting,
+            buckets=groups * size,
+            used=used,
+            rate=rate,
+            expected=expected_rate(size, keys_of_group),
+            enough_bits=next(enough, None),
+        )
+
+    def __str__(self) -> str:
+        if self.buckets is None or self.rate is None or self.used is None:
+            return f"keys are exact; the probability that two of them share a 64-bit hash is {self.probability:.1g}"
+        return (
+            f"{self.setting}: {self.used:,} of {self.buckets:,} buckets used "
+            f"({self.used / self.buckets:.2%}); collision rate {self.rate:.3%}, expected {self.expected:.3%}"
+        )
+
+    @property
+    def warning(self) -> str:
+        """What to do about a rate above MOST_COLLISIONS; "" if it is not."""
+        if self.rate is None or self.rate <= MOST_COLLISIONS:
+            return ""
+        remedy = f"set hash_bits = {self.enough_bits}, or " if self.enough_bits else ""
+        return (
+            f"learner.{self.setting}: {self.rate:.2%} of the {self.keys:,} keys collide with an earlier "
+            f"key and share its weight, more than {MOST_COLLISIONS:.1%}; {remedy}leave it out: keys are exact "
+            "without"
+        )
+
+
+def any_collision(keys: int) -> float:
+    """The probability that two of so many keys share a 64-bit hash: 1 - exp(-n (n - 1) / 2^65)."""
+    return -math.expm1(-keys * (keys - 1) / 2.0**65)
+
+
+def expected_rate(size: int, keys_of_group: Sequence[int]) -> float:
+    """The mean collision rate: n keys use m (1 - (1 - 1/m)^n) of m = `size` buckets, if hashes are uniform."""
+    m, keys = float(size), sum(keys_of_group)
+    used = sum(-m * math.expm1(n * math.log1p(-1.0 / m)) for n in keys_of_group)
+    return max(0.0, 1.0 - used / keys) if keys else 0.0

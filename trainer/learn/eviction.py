@@ -107,7 +107,9 @@ class TimeToLive(Eviction):
         if not self._times or self._now - self._swept < self.ttl // _SWEEPS_PER_TTL:
             return None
         self._swept = self._now
-        return self._too_old()
+        old = [row for row, time in self._times if time <= self._now - self.ttl]
+        self._times = self._times[len(old) :]
+        return old[-1] + 1 if old else None
 
     def _advance(self, rows: int, now: int) -> None:
         if self._now == NO_TIME:
@@ -115,11 +117,6 @@ class TimeToLive(Eviction):
         self._now = now
         if not self._times or now - self._times[-1][1] >= self.ttl // _RECORDS_PER_TTL:
             self._times.append((rows, now))
-
-    def _too_old(self) -> int | None:
-        old = [row for row, time in self._times if time <= self._now - self.ttl]
-        self._times = self._times[len(old) :]
-        return old[-1] + 1 if old else None
 
     def state(self) -> Arrays:
         """The clock, the recorded rows with their times, and the times collected since."""

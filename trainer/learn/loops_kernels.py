@@ -15,8 +15,16 @@ import numpy.typing as npt
 
 from model_store.jit import bare_inline, bare_kernel
 from trainer.examples.examples_kernels import importance_of, x_of
-from trainer.learn.averages_kernels import add_averages, update_averages
-from trainer.learn.coordinates_kernels import l1_at, learner_at, learner_of_variant, load, save, unpacked
+from trainer.learn.coordinates_kernels import (
+    add_averages,
+    l1_at,
+    learner_at,
+    learner_of_variant,
+    load,
+    save,
+    unpacked,
+    update_averages,
+)
 from trainer.learn.learners.operations import (
     advance,
     derivatives,
@@ -292,21 +300,8 @@ def learn_one(
                 for i in range(size):
                     reload(table, rows, of, slots, positions, work, i)
                     update_keys(
-                        table,
-                        rows,
-                        of,
-                        common,
-                        slots,
-                        positions,
-                        work,
-                        i,
-                        i + 1,
-                        label,
-                        error,
-                        squared,
-                        t,
-                        first,
-                    )
+                        table, rows, of, common, slots, positions, work, i, i + 1, label, error, squared, t, first
+                    )  # fmt: skip
             else:
                 update_keys(
                     table, rows, of, common, slots, positions, work, 0, size, label, error, squared, t, first

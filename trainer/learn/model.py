@@ -5,23 +5,27 @@ Bit-identical for the same examples in the same order. Not thread-safe.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from model_store.artefact.artefact import Artefact
+from model_store.artefact.inspection import SortedKeys
 from model_store.artefact.rows import nearest_q213
-from model_store.errors import FtrieError, SpecError
+from model_store.errors import FtrieError, SpecError, listed
+from model_store.spec.keys import BIAS
 from model_store.spec.sections import MAX_CROSS_FIELDS
 from model_store.spec.spec import ModelSpec
-from trainer.examples.examples_kernels import key_tokens, write_keys
+from trainer.examples.examples_kernels import HashedRows, key_tokens, write_keys
 from trainer.examples.hashing import ExampleMaker, Examples, prefix_table
+from trainer.examples.requests import MOST_ROWS, request_starts
+from trainer.examples.rules import key_prefixes
 from trainer.formats.cells import text_places
 from trainer.learn.calibration import Calibrator
-from trainer.learn.coordinates import Coordinates
+from trainer.learn.coordinates import Coordinates, Numbers
 from trainer.learn.eviction import eviction_of
 from trainer.learn.loops_kernels import Predicted
 from trainer.learn.metrics.metrics import MetricsOptions, ProgressiveMetrics
@@ -31,9 +35,8 @@ from trainer.learn.metrics.warnings import ModelWarnings
 from trainer.learn.predictions_kernels import NOT_ASKED, Predictions
 from trainer.learn.table import TableKeys, ValueTable, part_of
 from trainer.learn.table_kernels import arena_keys
-from trainer.learn.warm_start import warm_start
-from trainer.learn.whole_requests import twice
 
+NO_FEATURE = -1
 _MANY_KEYS = 1_000
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -191,8 +194,34 @@ class LearningModel:
             self.table.append(write, later=added.size >= _MANY_KEYS)
 
     def warm_start(self, artefact: Artefact) -> int:
-        """Take over the weights of a published model; return how many keys. See `warm_start.py`."""
-        return warm_start(self.coordinates, self.maker, artefact)
+        """Take over the keys of a published model, with the state that corresponds to their weights and rates.
+
+        Returns how many. Keys whose field or cross is not in the spec, or which no variant uses, are dropped. Raises
+        SpecError for a learner whose state does not follow from a weight, for a model with weights per variant where
+        the spec shares them, and for a variant with values of its own that is not in the model.
+        """
+        links = artefact.spec.learner.link, self.maker.spec.learner.link
+        if links[0] != links[1]:
+            raise SpecError(
+                f"the initial model's weights are for the {links[0]} link, and this spec's learner has the {links[1]} "
+                "link: adpredictor starts from adpredictor, and the other algorithms from each other"
+            )
+        features = features_of_keys(artefact, self.maker)
+        taken = features >= 0
+        taken[taken] = self.coordinates.margin.learned(self.maker.rules.masks)[features[taken]] != 0
+        learning = tuple(variant.average or name for name, variant in self.maker.spec.variants.items())
+        weight, rate = _columns_of(self.coordinates.own, learning, artefact)
+        unused = ~_used(self.coordinates.own, self.maker, features)
+        weight[unused] = rate[unused] = 0.0
+        taken &= (weight != 0.0).any(axis=1)
+        keys = artefact.key_array().filter(taken)
+        offsets = np.zeros(len(keys) + 1, np.int64)
+        np.cumsum(np.diff(artefact.key_offsets)[taken], out=offsets[1:])
+        data = np.frombuffer(b"".join(keys.to_pylist()), np.uint8)
+        self.coordinates.warm_start(
+            data, offsets, features[taken].astype(np.uint16), weight[taken], rate[taken]
+        )
+        return len(keys)
 
     def memory(self) -> ModelMemory:
         """The model's memory now."""
@@ -297,3 +326,113 @@ class LearningModel:
         before = self._eviction.due(self.rows)
         if before is not None:
             self.evicted += self.table.evict(before, self.about_to_drop)
+
+
+# Whole requests: rows shown together are predicted by the same weights, before any of them is learned.
+
+
+def whole_requests(stream: Iterable[Examples]) -> Iterator[tuple[Examples, ...]]:
+    """The same rows in the same order: one part with whole requests, or all parts of one request.
+
+    A request of more than MOST_ROWS rows, whose order nobody judges, may come as several: memory is bounded.
+    """
+    held: list[Examples] = []
+    for examples in stream:
+        ids = examples.requests
+        if not ids.size:
+            yield (examples,)
+            continue
+        starts = np.flatnonzero(ids[1:] != ids[:-1]) + 1
+        if held and not _continues(held, examples):
+            yield tuple(held)
+            held = []
+        if held and starts.size:
+            yield (*held, examples.part(0, int(starts[0])))
+            held, examples, starts = [], examples.part(int(starts[0])), starts[1:] - starts[0]
+        if not held and starts.size:
+            yield (examples.part(0, int(starts[-1])),)
+            examples = examples.part(int(starts[-1]))
+        held.append(examples)
+    if held:
+        yield tuple(held)
+
+
+def _continues(held: list[Examples], examples: Examples) -> bool:
+    """Whether the examples begin with more rows of the request that is held."""
+    last = held[-1]
+    same = last.requests[-1] == examples.requests[0] and last.stop.number == examples.stop.number
+    return bool(same) and sum(each.requests.size for each in held) <= MOST_ROWS
+
+
+def twice(examples: Examples) -> tuple[Examples, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Each request's rows with weight 0, then as they are; the places of the first and of the second ones."""
+    rows, size = examples.hashed, int(examples.requests.size)
+    starts = np.flatnonzero(request_starts(examples.requests))
+    sizes = np.diff(starts, append=size)
+    ahead = np.arange(size) + np.repeat(starts, sizes)
+    own = ahead + np.repeat(sizes, sizes)
+    of_row = np.empty(2 * size, np.int64)
+    of_row[ahead] = of_row[own] = np.arange(size)
+    weights = np.zeros(2 * size)
+    weights[own] = rows.weights if rows.weights.size else 1.0
+    keys = np.diff(rows.starts)[of_row]
+    begins = np.concatenate([[0], np.cumsum(keys)])
+    keys_at = np.arange(begins[-1]) + np.repeat(rows.starts[of_row] - begins[:-1], keys)
+    hashed = HashedRows(
+        begins,
+        rows.hashes[keys_at],
+        rows.features[keys_at],
+        rows.x[keys_at] if rows.x.size else rows.x,
+        rows.labels[of_row],
+        weights,
+    )
+    times = examples.times[of_row] if examples.times.size else examples.times
+    repeated = replace(examples, rows=examples.rows[of_row], hashed=hashed, times=times)
+    return repeated, ahead, own
+
+
+# The keys of a published model, from which a run may start instead of an empty one: `ftrie train --init-from`.
+
+
+def features_of_keys(artefact: Artefact, maker: ExampleMaker) -> npt.NDArray[np.int64]:
+    """The number of the feature that each key belongs to, NO_FEATURE where the spec has none: int64[rows].
+
+    Keys are sorted, so each prefix is a range of rows; where prefixes nest, the longest is written last and wins. A
+    rule may split raw keys, which can have any prefix; so the keys of fields and crosses are assigned after them.
+    """
+    rows, prefixes = SortedKeys(artefact), key_prefixes(maker.plan)
+    known = [(prefix, len(prefix), feature) for feature, prefix in enumerate(prefixes) if feature > 0]
+    for rule in maker.feature_rules.value_rules:
+        known.append((prefixes[rule.owner] + rule.start, len(prefixes[rule.owner]), rule.feature))
+    found = np.full(artefact.rows, NO_FEATURE, np.int64)
+    for prefix, _, feature in sorted(known):
+        found[rows.at_least(prefix) : rows.beyond(prefix)] = feature
+    found[rows.at_least(BIAS) : rows.at_least(BIAS + b"\0")] = 0
+    return found
+
+
+def _used(own: int, maker: ExampleMaker, features: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Whether a variant with values of its own uses a key, bool[rows, own]; with shared values, whether any does."""
+    masks = np.where(features >= 0, maker.rules.masks[features], 0).reshape(-1, 1)
+    used: npt.NDArray[np.bool_] = masks != 0 if own == 1 else masks >> np.arange(own) & 1 != 0
+    return used
+
+
+def _columns_of(own: int, variants: tuple[str, ...], artefact: Artefact) -> tuple[Numbers, Numbers]:
+    """Weights and rates of the artefact for each variant with values of its own: float64[rows, own]."""
+    weight, rate = artefact.weight.astype(np.float64), artefact.rate.astype(np.float64)
+    if weight.ndim == 1 or weight.shape[1] == 1:
+        return np.repeat(weight.reshape(-1, 1), own, axis=1), np.repeat(rate.reshape(-1, 1), own, axis=1)
+    if own < len(variants):
+        raise SpecError(
+            "the initial model has a weight for each variant, and this spec's variants share them; "
+            'set learner.values = "per_variant", or start from a model with shared values'
+        )
+    names = list(artefact.spec.variants)
+    for name in variants:
+        if name not in names:
+            raise SpecError(
+                f"variants.{name}: the initial model has no such variant; it has {listed(names, name)}"
+            )
+    columns = [names.index(name) for name in variants]
+    return weight[:, columns], rate[:, columns]

@@ -23,9 +23,8 @@ from trainer.examples.examples_kernels import HashedRows
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.examples.requests import Sample
 from trainer.formats.batch import RowBatch
-from trainer.learn import scorer_kernels as kernels
-from trainer.learn.predictions_kernels import probabilities
-from trainer.learn.scorer_kernels import KeyColumns, KeyIndex
+from trainer.learn import predictions_kernels as kernels
+from trainer.learn.predictions_kernels import KeyColumns, KeyIndex
 from trainer.learn.table import TableKeys
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ class KeyScorer:
         """Each row's sums of weight * x and of rate * |x| (probit: x^2) over the keys of features in `masks`."""
         shape = (int(rows.labels.size), len(self.variants))
         scores, uncertainty = np.empty(shape), np.empty(shape)
-        kernels.score(rows, masks, self._index, self._columns, self._probit, scores, uncertainty)
+        kernels.score_rows(rows, masks, self._index, self._columns, self._probit, scores, uncertainty)
         return scores, uncertainty
 
     def of_sums(self, maker: ExampleMaker, examples: Examples, scores: Array, uncertainty: Array) -> Scores:
@@ -93,7 +92,7 @@ class KeyScorer:
             np.sqrt(uncertainty, out=uncertainty)
         else:
             latent = scores
-            probabilities(scores.reshape(-1), predicted.reshape(-1))
+            kernels.probabilities(scores.reshape(-1), predicted.reshape(-1))
         if not self.knows_rates:
             uncertainty[:] = np.nan
         return Scores(scores, latent, predicted, self._calibrated(maker, examples, predicted), uncertainty)
@@ -195,7 +194,7 @@ def index_of(hashes: npt.NDArray[np.uint64]) -> KeyIndex:
     """An index of keys by hash: the number of each in `hashes`."""
     size = 1 << (2 * hashes.size + 1).bit_length()
     index = KeyIndex(np.zeros(size, np.uint64), np.empty(size, np.int64))
-    kernels.fill(hashes, index)
+    kernels.fill_index(hashes, index)
     return index
 
 

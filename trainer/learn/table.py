@@ -18,12 +18,11 @@ import numpy.typing as npt
 
 from model_store.hash_kernels import hash_keys
 from trainer.learn.arena import Arena, Write, allow_huge_pages, mapped, resized, touch
-from trainer.learn.buckets import Buckets
-from trainer.learn.buckets_kernels import Exact
-from trainer.learn.collisions import Collisions
+from trainer.learn.buckets import Buckets, Collisions
 from trainer.learn.slots_kernels import COMPACT, OWN_ARRAYS, Full, Own, move, slot_type, spread
 from trainer.learn.table_kernels import (
     ENTRY_HEAD,
+    Exact,
     append_keys,
     arena_entries,
     arena_keys,

@@ -54,7 +54,7 @@ class OnlineAccumulator:
     def __init__(self, variants: Sequence[str] = ()) -> None:
         """variants: those of the spec, for `totals` and `recent`; all others are added up under NO_VARIANT."""
         self.too_late = 0
-        self._totals = {name: _zeros() for name in variants}
+        self._totals = {name: np.zeros(len(SUMS), np.int64) for name in variants}
         self._known = frozenset(variants)
         self._cells: dict[tuple[int, str], OnlineCell] = {}
         self._unwritten: set[tuple[int, str]] = set()
@@ -241,10 +241,6 @@ def _by_cell(requests: ClosedRequests) -> Iterator[tuple[tuple[int, str], Online
     ):
         minute, variant = divmod(code, kinds)
         yield (int(minutes[minute]), requests.variants[variant]), OnlineCell(each.copy(), versions)
-
-
-def _zeros() -> Int64s:
-    return np.zeros(len(SUMS), np.int64)
 
 
 def _packed(names: Sequence[str]) -> tuple[npt.NDArray[np.uint8], Int64s]:

@@ -24,13 +24,12 @@ from model_store.errors import (
 )
 from model_store.versions.model_versions import ModelVersions
 from model_store.waiting import Backoff
-from trainer.checkpoint.schedule import Schedule
 from trainer.events.join import EventCounts
 from trainer.formats.rejects import too_many_rejected
 from trainer.learn.model import LearningModel
 from trainer.publish.delta_chain import Change, DeltaChain
 from trainer.publish.guard import Guard, Verdict
-from trainer.settings import Every
+from trainer.settings import Every, Schedule
 
 PAUSE_WHILE_BEHIND = 10.0
 """A trainer that is behind waits this many times as long as its last publication took."""

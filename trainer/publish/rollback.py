@@ -94,7 +94,8 @@ class RollbackWatch:
         if crossed is None:
             self._begin(active, record.candidate, evidence)
             return None
-        if self._in_cooldown(record, bounds):
+        ends_us = record.when_us + bounds.cooldown_s * 1_000_000
+        if record.when_us and self._versions.guard.now_us() < ends_us:
             return None
         band = bounds.online_calibration
         reason = (
@@ -117,10 +118,6 @@ class RollbackWatch:
         """Watch `candidate` from now on."""
         self._versions.guard.watch(candidate, good)
         self._before = dict(evidence)
-
-    def _in_cooldown(self, record: GuardRecord, bounds: GuardSection) -> bool:
-        now_us = self._versions.guard.now_us()
-        return bool(record.when_us) and now_us < record.when_us + bounds.cooldown_s * 1_000_000
 
     def _roll_back(
         self, active: int, record: GuardRecord, reason: str, evidence: Mapping[int, Evidence], epoch: int

@@ -24,8 +24,8 @@ from model_store.normal_kernels import normal_probability
 from model_store.spec.values import Value
 from trainer.examples.open_log import Log, open_log
 from trainer.formats.batch import RowBatch
+from trainer.learn.predictions_kernels import probability
 from trainer.learn.scorer import scoring_spec, unseen_rates
-from trainer.learn.scorer_kernels import probability
 from trainer.output import SILENT, Output
 from trainer.runs.warmup import compiling_scorer
 

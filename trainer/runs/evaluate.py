@@ -28,10 +28,11 @@ from trainer.examples.open_log import Log, open_log
 from trainer.formats.cells import column_text, number_column, parse_counts, plain
 from trainer.formats.rejects import Reject, RejectLog, no_usable_row
 from trainer.learn.metrics.metrics import ProgressiveMetrics
-from trainer.learn.metrics.records import Bin, SliceMetrics, VariantMetrics, gain_warnings, leak_warnings
+from trainer.learn.metrics.records import Bin, SliceMetrics, VariantMetrics
 from trainer.learn.metrics.requests import RequestMetrics, RequestReport
-from trainer.learn.metrics.slices import Slice
-from trainer.learn.predictions_kernels import Predictions
+from trainer.learn.metrics.tally import Slice
+from trainer.learn.metrics.warnings import gain_warnings, leak_warnings
+from trainer.learn.predictions_kernels import Predictions, add_rows
 from trainer.learn.scorer import (
     PredictingMaker,
     ScoredExamples,
@@ -41,7 +42,6 @@ from trainer.learn.scorer import (
     log_odds,
     scoring_spec,
 )
-from trainer.learn.scorer_kernels import add_rows
 from trainer.output import SILENT, Output
 from trainer.runs.diagnostics import Diagnostics, DiagnosticsOptions, ModelReport
 from trainer.runs.warmup import compiling_scorer

@@ -33,19 +33,18 @@ from model_store.spec.spec import ModelSpec, spec_from_json
 from model_store.versions.manifest import now
 from model_store.waiting import StopRequest
 from trainer.checkpoint import Checkpoint, Checkpoints, Description
-from trainer.checkpoint.description import Written
+from trainer.checkpoint.folder import Written
 from trainer.examples.hashing import Examples
 from trainer.examples.open_log import Log, OpenLog, RunStart
 from trainer.formats.batch import Position, ReadFile, RowBatch
 from trainer.formats.rejects import RejectLog, RowCounts, too_many_rejected
 from trainer.formats.stored_rows import Blocks, shuffled
 from trainer.learn.learners.registry import check_start
-from trainer.learn.metrics.label_order import LabelOrder
 from trainer.learn.metrics.metrics import ProgressiveMetrics
 from trainer.learn.metrics.records import MetricsFile
-from trainer.learn.model import LearningModel
+from trainer.learn.metrics.warnings import LabelOrder
+from trainer.learn.model import NO_FEATURE, LearningModel, features_of_keys
 from trainer.learn.table import part_of
-from trainer.learn.warm_start import NO_FEATURE, features_of_keys
 from trainer.output import Output
 from trainer.publish.publisher import BatchPublisher, PublishCounts
 

@@ -21,8 +21,7 @@ from model_store.errors import CheckpointError, InputError, SpecError
 from model_store.files import whole_file
 from model_store.spec.spec import ModelSpec, spec_from_json
 from trainer.checkpoint import file
-from trainer.checkpoint.description import description_from_json
-from trainer.checkpoint.folder import Checkpoint
+from trainer.checkpoint.folder import Checkpoint, description_from_json
 from trainer.examples.derived import DerivedColumns
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.examples.one_row import OneRowMaker

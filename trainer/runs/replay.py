@@ -275,7 +275,7 @@ class _Span:
         return (self._ends[-1] - self._ends[0]) / 1e6 if self._ends else None
 
     def add(self, times_us: npt.ArrayLike) -> None:
-        """Take note of times; NO_TIME is none."""
+        """Take note of times, skipping NO_TIME."""
         times = np.asarray(times_us)
         known = times[times != NO_TIME]
         if known.size:

@@ -52,7 +52,7 @@ from model_store.versions.lease import TrainerLease
 from model_store.versions.rounds import MODEL, PartitionsRecord, contribution, state
 from model_store.waiting import Backoff
 from trainer.checkpoint import Checkpoint, Description, file
-from trainer.checkpoint.description import check_same_spec, description_from_json
+from trainer.checkpoint.folder import check_same_spec, description_from_json
 from trainer.events.events import NEVER_US
 from trainer.events.share import PartitionShare
 from trainer.events.waiting_rows import import_packs
@@ -62,7 +62,7 @@ from trainer.learn.learners.registry import untouched_stay
 from trainer.learn.model import LearningModel
 from trainer.learn.table import part_of
 from trainer.output import Output
-from trainer.publish.published_rows import PublishedRows
+from trainer.publish.delta_chain import NumberedKeys
 from trainer.runs.loop import Arrays
 from trainer.runs.stream import ONLINE_PART, EventLoop
 from trainer.sources.open_sources import known_as
@@ -612,28 +612,28 @@ def check_mergeable(spec: ModelSpec) -> None:
 class Reconciler:
     """The keys of one partition's model, and their state at the last round. For the model's thread.
 
-    Memory: 16 bytes a key and variant with values of its own, and the index of `PublishedRows`.
+    Memory: 16 bytes a key and variant with values of its own, and the index of `NumberedKeys`.
     """
 
     def __init__(self, coordinates: Coordinates) -> None:
         """The model as it is now is that of all partitions; its slots store when they were touched."""
         self._coordinates = coordinates
         self._table = coordinates.table
-        self._rows = PublishedRows(self._table, 0)
-        _, keys = self._rows.touched(0)
+        self._keys = NumberedKeys(self._table)
+        _, keys = self._keys.touched(0)
         self._base = self._table.read(keys.slots)
         self._since = coordinates.examples + 1
 
     def changes(self) -> dict[str, Array]:
         """The keys that this partition has changed since the last round, and their state."""
-        numbers, keys = self._rows.touched(self._since)
+        numbers, keys = self._keys.touched(self._since)
         now, base = self._table.read(keys.slots), self._base_of(numbers)
         differs = (now.view(np.uint64) != base.view(np.uint64)).any(axis=1) | (numbers >= len(self._base))
         return self._described(numbers[differs], keys.slots[differs])
 
     def whole(self) -> dict[str, Array]:
         """All keys and their state, in the same form: `merge` into an empty model gives this one."""
-        numbers, keys = self._rows.touched(0)
+        numbers, keys = self._keys.touched(0)
         return self._described(numbers, keys.slots)
 
     def merge(self, changes: Sequence[Arrays]) -> int:
@@ -642,7 +642,7 @@ class Reconciler:
         union, first = np.unique(np.concatenate(hashes), return_index=True)
         features = np.concatenate([each[FEATURES] for each in changes])[first]
         slots = self._slots_of(changes, union, features, first)
-        numbers = self._rows.numbers_of(slots)
+        numbers = self._keys.numbers_of(slots)
         places = [np.searchsorted(union, each) for each in hashes]
         merged = self._merged(features, self._base_of(numbers), places, [each[VALUES] for each in changes])
         self._table.write(slots, merged, self._coordinates.examples + 1)
@@ -718,9 +718,9 @@ class Reconciler:
         return base
 
     def _described(self, numbers: Array, slots: Array) -> dict[str, Array]:
-        keys = self._rows.keys(numbers, slots)
+        keys = self._keys.of(numbers, slots)
         order = np.argsort(_hashes(keys.data, keys.offsets), kind="stable")
-        keys = self._rows.keys(numbers[order], slots[order])
+        keys = self._keys.of(numbers[order], slots[order])
         values = self._table.read(keys.slots)
         return {DATA: keys.data, OFFSETS: keys.offsets, FEATURES: keys.features, VALUES: values}
 

@@ -33,17 +33,11 @@ from model_store.versions.model_versions import ModelVersions
 from trainer.checkpoint import Checkpoints
 from trainer.examples.open_log import ONLY_WHOLE, Log, OpenLog, examples_of, open_log
 from trainer.formats.rejects import RejectLog, no_usable_row
+from trainer.learn.buckets import Collisions
 from trainer.learn.calibration import CalibrationReport
-from trainer.learn.collisions import Collisions
 from trainer.learn.metrics.metrics import MetricsOptions, ProgressiveMetrics
-from trainer.learn.metrics.records import (
-    Regret,
-    SliceMetrics,
-    VariantMetrics,
-    is_one_class,
-    leak_warnings,
-    one_class_warnings,
-)
+from trainer.learn.metrics.records import Regret, SliceMetrics, VariantMetrics
+from trainer.learn.metrics.warnings import is_one_class, leak_warnings, one_class_warnings
 from trainer.learn.model import LearningModel, ModelMemory
 from trainer.output import SILENT, Output, Progress
 from trainer.publish.guard import Guard

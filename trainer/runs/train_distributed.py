@@ -54,7 +54,8 @@ from trainer.examples.open_log import Log, default_threads
 from trainer.formats.reader import expand
 from trainer.formats.rejects import RejectLog, too_many_rejected
 from trainer.learn.metrics.recent import figures_of, weights_are_views
-from trainer.learn.metrics.records import VariantMetrics, is_one_class, leak_warnings, one_class_warnings
+from trainer.learn.metrics.records import VariantMetrics
+from trainer.learn.metrics.warnings import is_one_class, leak_warnings, one_class_warnings
 from trainer.output import SILENT, Output, Progress
 from trainer.settings import DistributedOptions, HeldOutRows
 from trainer.tune.choice import with_rates

@@ -43,9 +43,8 @@ from trainer.formats.rejects import RejectLog
 from trainer.learn.metrics.metrics import MetricsOptions, ProgressiveMetrics
 from trainer.learn.metrics.records import VariantMetrics
 from trainer.learn.metrics.requests import RequestMeasure, RequestMetrics
-from trainer.learn.model import LearningModel
+from trainer.learn.model import LearningModel, whole_requests
 from trainer.learn.predictions_kernels import Predictions
-from trainer.learn.whole_requests import whole_requests
 from trainer.tune.candidates import CandidateGroup
 
 # --- The state file ---

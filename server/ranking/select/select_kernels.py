@@ -175,9 +175,9 @@ def chances(
     counts: Any,
     out: Any,
 ) -> None:
-    """out[c] += Σ over nodes of mass[node, c] · P(fewer than `top` others stand before item chosen[c] there).
+    """out[c] += Σ over nodes of mass[node, c] · P(fewer than `top` others come before item chosen[c] there).
 
-    At the value of node g, others of a lower number stand before with chance at_least[nodes[g], i], later ones with
+    At the value of node g, others of a lower number come before with chance at_least[nodes[g], i], later ones with
     above[nodes[g], i]: equal values keep their order. Their number is Poisson-binomial; its distribution is built from
     both ends (`before` float64[chosen, top] holds the one from the front, counts float64[top] is scratch), so that
     no item is ever divided out. chosen ascends. O(nodes · items · top).
@@ -235,7 +235,7 @@ def chances_by_moments(
             p = above[point, item]
             mean, variance = mean + p, variance + p * (1.0 - p)
             third += p * (1.0 - p) * (1.0 - 2.0 * p)
-        # The sums are of those before an item, whose equals stand before it, and of those after it.
+        # The sums are of those before an item, whose equals come before it, and of those after it.
         for item in range(above.shape[1]):
             p, q = above[point, item], at_least[point, item]
             mean, variance = mean - p, variance - p * (1.0 - p)

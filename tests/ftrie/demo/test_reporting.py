@@ -33,7 +33,7 @@ class Refusing:
 
 @contextmanager
 def reporting(sink: Any, wanted: int, give_up_s: float = 10.0) -> Iterator[tuple[Reporter, list[Any]]]:
-    """A reporter that runs until it has told of so many events; what it sent is in the list at the end."""
+    """A reporter that runs until it has reported so many events; what it sent is in the list at the end."""
     missing, sent = threading.Semaphore(0), list[Any]()
     reporter = Reporter(sink, lambda model, times, events: [missing.release() for _ in range(events)])
     reporter.start()

@@ -1,4 +1,4 @@
-"""`embedded:DIR` with real processes: one server whoever comes first, gone with the last, its data kept."""
+"""`embedded:DIR` with real processes: one server whichever process comes first, gone with the last, its data kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Feedback into the stream: each event once, whoever reports it how often, and nothing that was not written."""
+"""Feedback into the stream: each event once, however often it is reported, and nothing that was not written."""
 
 from __future__ import annotations
 

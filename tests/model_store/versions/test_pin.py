@@ -1,4 +1,4 @@
-"""After an operator's order the trainer's versions stay inactive, whoever is restarted, until they may go on."""
+"""After an operator's order the trainer's versions stay inactive, whatever is restarted, until they may go on."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_nothing_is_lost_by_a_drain_and_a_stream_is_trimmed_by_length_and_age(
 
 
 def test_every_answer_was_logged_or_is_counted_as_dropped(shop_store: Store, start: Start) -> None:
-    """The stream's part of the balance; tests/chaos has the trainer's: every entry is learned from or told of."""
+    """The stream's part of the balance; tests/chaos has the trainer's: every entry is learned from or reported."""
     server = start(impressions=("store",), impressions_queue=20)
     assert server.ready.wait(180)
     answered: list[str] = []

@@ -60,7 +60,7 @@ def test_an_objective_of_the_request_orders_by_a_field_outside_the_model(client:
     ("method", "arguments", "message"),
     [
         ("rank", {"objective": "(ctr) bid"}, "objective: at character 7: got 'bid', expected an operator"),
-        # Before it is ranked, which would find a number that is none.
+        # Before it is ranked, which would find that one is not a number.
         (
             "explain",
             {"candidates": [f"i{number}" for number in range(101)], "context": {"distance": "far"}},

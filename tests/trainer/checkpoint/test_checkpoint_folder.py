@@ -12,8 +12,7 @@ import pytest
 
 from model_store.errors import CheckpointError, UsageError
 from trainer.checkpoint.folder import CheckpointFolder, checkpoints_in
-from trainer.checkpoint.schedule import Schedule
-from trainer.settings import Every
+from trainer.settings import Every, Schedule
 
 ROOT = Path(__file__).resolve().parents[3]
 

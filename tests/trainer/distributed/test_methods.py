@@ -1,4 +1,4 @@
-"""The methods reach the minimum that a plain solver finds, however the rows are dealt and whoever is lost."""
+"""The methods reach the minimum that a plain solver finds, however the rows are dealt and whichever worker is lost."""
 
 from __future__ import annotations
 

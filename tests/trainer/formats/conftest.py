@@ -9,5 +9,5 @@ import pytest
 
 @pytest.fixture(scope="session")
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose files are written anew for each example of Hypothesis."""
+    """A folder whose files are written again for each example of Hypothesis."""
     return tmp_path_factory.mktemp("scratch")

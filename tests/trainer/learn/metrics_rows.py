@@ -14,7 +14,7 @@ from tests.trainer.learn.metrics_oracle import Row
 from tests.worlds import batch_of, shop_rows, shop_spec
 from trainer.examples.hashing import ExampleMaker
 from trainer.learn.metrics.metrics import ProgressiveMetrics
-from trainer.learn.metrics.slices import Slice
+from trainer.learn.metrics.tally import Slice
 from trainer.learn.predictions_kernels import Predictions
 
 

@@ -26,8 +26,7 @@ from tests.trainer.learn.pairs import (
 from tests.trainer.oracles.trial import Recorder, by_kernel, by_textbook
 from tests.worlds import batch_of, learn, model_of, shop_rows
 from trainer.examples.hashing import ExampleMaker
-from trainer.learn.buckets import Buckets
-from trainer.learn.collisions import any_collision, expected_rate
+from trainer.learn.buckets import Buckets, any_collision, expected_rate
 from trainer.learn.model import LearningModel
 from trainer.learn.scorer import Scorer, scoring_spec
 from trainer.learn.slots_kernels import CompactCounts, Full, Own, OwnCompact

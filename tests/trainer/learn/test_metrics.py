@@ -17,8 +17,7 @@ from trainer.learn.metrics import metrics_kernels as kernels
 from trainer.learn.metrics.figures import auc
 from trainer.learn.metrics.metrics import AUC_BUCKETS, ProgressiveMetrics
 from trainer.learn.metrics.records import MetricsFile, MetricsWindow
-from trainer.learn.metrics.slices import SLICE_BUCKETS
-from trainer.learn.metrics.tally import GroupSums, new_tally, reliability
+from trainer.learn.metrics.tally import SLICE_BUCKETS, GroupSums, new_tally, reliability
 from trainer.learn.predictions_kernels import Predictions, logarithms
 
 NAMES = ("base", "plain", "lean")

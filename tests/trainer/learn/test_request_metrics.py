@@ -16,8 +16,8 @@ from tests.worlds import batch_of, learn, model_of, shop_rows
 from trainer.examples.hashing import Examples
 from trainer.examples.requests import MOST_ROWS
 from trainer.learn.metrics.requests import RequestMeasure, RequestMetrics
+from trainer.learn.model import whole_requests
 from trainer.learn.predictions_kernels import Predictions
-from trainer.learn.whole_requests import whole_requests
 
 
 def rows_of(requests: list[list[tuple[int, bool]]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -10,7 +10,7 @@ from model_store.spec.spec import parse_spec
 from tests.trainer.learn.metrics_rows import add_log, made_up
 from tests.trainer.learn.test_metrics import NAMES, assert_differences_are, assert_metrics_are
 from trainer.learn.metrics.metrics import ProgressiveMetrics
-from trainer.learn.metrics.slices import Slice, SlicedMetrics
+from trainer.learn.metrics.tally import Slice, SlicedMetrics
 
 PREFIXES = {
     "age": b"age=",

@@ -118,7 +118,7 @@ def test_a_parent_that_is_lost_or_another_model_costs_a_snapshot(run, shop, stor
     publisher.go_on(500)
     assert kinds(shop) == "sd"
     assert shop.materialise(shop.versions()[-1].version).to_bytes() == publisher.model.artefact().to_bytes()
-    store.client.flushall()  # a store that was emptied gives version numbers out anew
+    store.client.flushall()  # a store that was emptied gives version numbers out again
     for _ in range(5):
         shop.publish(small_model())
     publisher.go_on(600)

@@ -79,7 +79,7 @@ def test_beyond_the_band_servers_go_back_to_what_was_good_until_the_cooldown_is_
     assert shop.active() == 1 and watched.run.refused == [3, 4, 5]
     assert watched.after(BAD | {7: Evidence(500.0, 1.0)}) is None
     assert shop.guard.record().rolled_back == 1
-    # After the cooldown the next version is served and watched anew. The evidence of versions that were rolled back
+    # After the cooldown the next version is served and watched again. The evidence of versions that were rolled back
     # still comes in, and says nothing of the new one.
     over = shop.guard.now_us() - BOUNDS.cooldown_s * 1_000_000 - 1
     shop._client.hset(shop.keys.guard, "when_us", over)

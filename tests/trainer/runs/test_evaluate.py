@@ -27,7 +27,8 @@ from tests.trainer.runs.judging import (
     read,
     rows_of,
 )
-from trainer.learn.metrics.records import VariantMetrics, gain_warnings
+from trainer.learn.metrics.records import VariantMetrics
+from trainer.learn.metrics.warnings import gain_warnings
 
 
 @pytest.fixture(scope="module", params=LEARNERS)

@@ -1,4 +1,4 @@
-"""When a trainer publishes after a crash, and when it begins anew."""
+"""When a trainer publishes after a crash, and when it begins again."""
 
 from __future__ import annotations
 

@@ -13,8 +13,7 @@ from model_store.spec.sections import FieldSpec
 from model_store.spec.spec import load_spec
 from tests.matrix import slow_except
 from tests.trainer.runs.runs import SPECS, Shop, Training, rows
-from trainer.checkpoint.description import check_same_spec
-from trainer.checkpoint.folder import checkpoints_in
+from trainer.checkpoint.folder import check_same_spec, checkpoints_in
 
 
 def go_on(training: Training, logs: list[Path], *flags: str, **how: object) -> None:

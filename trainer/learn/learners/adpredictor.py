@@ -32,29 +32,15 @@ from __future__ import annotations
 
 import math
 from statistics import NormalDist
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from model_store.jit import bare_inline, implements
 from model_store.normal_kernels import normal_cdf, truncated_mean, truncated_shrinkage
 from model_store.spec.learner_section import LearnerSection
-from trainer.learn.learners.operations import (
-    Algorithm,
-    Numbers,
-    derivatives,
-    has_no_lazy_state,
-    latent_of,
-    mean_step,
-    part_of,
-    probability_of,
-    repeats,
-    stores_weights,
-    take_roots,
-    update,
-    variance,
-    weight,
-)
+from trainer.learn.learners import operations
+from trainer.learn.learners.operations import Algorithm, Numbers
 from trainer.learn.learners.rates import Rate, r_of
 
 MOST_WHOLE = 1000
@@ -69,31 +55,31 @@ class AdPredictor(NamedTuple):
     forgetting: float
 
 
-implements(weight, AdPredictor)(lambda learner, mu0, a, r, seen, t, lazy, v: mu0 + a)
-implements(variance, AdPredictor)(lambda learner, r, x: x * x * r)
-implements(latent_of, AdPredictor)(
+implements(operations.weight, AdPredictor)(lambda learner, mu0, a, r, seen, t, lazy, v: mu0 + a)
+implements(operations.variance, AdPredictor)(lambda learner, r, x: x * x * r)
+implements(operations.latent_of, AdPredictor)(
     lambda learner, score, variance: score / math.sqrt(learner.rate.beta * learner.rate.beta + variance)
 )
-implements(probability_of, AdPredictor)(lambda learner, latent: normal_cdf(latent))
+implements(operations.probability_of, AdPredictor)(lambda learner, latent: normal_cdf(latent))
 
 
-@implements(repeats, AdPredictor)
-def _repeats(learner: Any, importance: Any) -> Any:
+@implements(operations.repeats, AdPredictor)
+def _repeats(learner, importance):
     if importance <= MOST_WHOLE:
         return max(1, math.ceil(importance))
     return MOST_WHOLE + math.ceil(math.log(importance / MOST_WHOLE) / math.log(_GROWTH))
 
 
-@implements(part_of, AdPredictor)
-def _part_of(learner: Any, importance: Any, again: Any) -> Any:
+@implements(operations.part_of, AdPredictor)
+def _part_of(learner, importance, again):
     """1, of more than MOST_WHOLE a tenth of what came before, and at last the rest."""
     before = float(again) if again < MOST_WHOLE else MOST_WHOLE * _GROWTH ** (again - MOST_WHOLE)
     whole = 1.0 if again < MOST_WHOLE else before * (_GROWTH - 1.0)
     return max(min(whole, importance - before), 0.0)
 
 
-@implements(derivatives, AdPredictor)
-def _of_probit(learner: Any, importance: Any, label: Any, p: Any, latent: Any, variance: Any) -> Any:
+@implements(operations.derivatives, AdPredictor)
+def _of_probit(learner, importance, label, p, latent, variance):
     """-y v / S and w / S2, times the part of omega."""
     y = 1.0 if label > 0.5 else -1.0
     square = learner.rate.beta * learner.rate.beta + variance
@@ -104,7 +90,7 @@ def _of_probit(learner: Any, importance: Any, label: Any, p: Any, latent: Any, v
 
 
 @bare_inline
-def posterior(learner: Any, a: Any, n: Any, r: Any, x: Any, error: Any, curvature: Any) -> Any:
+def posterior(learner, a, n, r, x, error, curvature):
     """(a, n) after an observation with these derivatives, and after forgetting."""
     learned = min(x * x * r * curvature, _MOST_LEARNED)
     a -= x * r * error
@@ -117,27 +103,23 @@ def posterior(learner: Any, a: Any, n: Any, r: Any, x: Any, error: Any, curvatur
     return a, n
 
 
-@implements(update, AdPredictor)
-def _update(
-    learner: Any, mu0: Any, a: Any, w: Any, n: Any, counted: Any, x: Any, error: Any, curvature: Any,
-    r: Any, t: Any, lazy: Any, v: Any,
-) -> Any:  # fmt: skip
+@implements(operations.update, AdPredictor)
+def _update(learner, mu0, a, w, n, counted, x, error, curvature, r, t, lazy, v):
     a, n = posterior(learner, a, n, r, x, error, curvature)
     return a, n, r_of(learner.rate, n)
 
 
-@implements(mean_step, AdPredictor)
-def _mean_of_posteriors(
-    learner: Any, mu0: Any, a: Any, w: Any, n: Any, counted: Any, r: Any, x: Any, i: Any,
-    middle: Any, reach: Any, t: Any, lazy: Any, variants: Any, work: Any,
-) -> Any:  # fmt: skip
+@implements(operations.mean_step, AdPredictor)
+def _mean_of_posteriors(learner, mu0, a, w, n, counted, r, x, i, middle, reach, t, lazy, variants, work):
     """The mean of the variants' means and variances, which are linear in the derivatives; it then forgets."""
     return posterior(learner, a, n, r, x, work.columns[0, i], middle + reach * work.columns[1, i])
 
 
-implements(take_roots, AdPredictor)(lambda learner, begin, end, middle, reach, variants, work: None)
-stores_weights(AdPredictor)
-has_no_lazy_state(AdPredictor)
+implements(operations.take_roots, AdPredictor)(
+    lambda learner, begin, end, middle, reach, variants, work: None
+)
+operations.stores_weights(AdPredictor)
+operations.has_no_lazy_state(AdPredictor)
 
 
 def _prior_mean(section: LearnerSection, alpha: float, beta: float, keys: int) -> float:

@@ -25,22 +25,13 @@ Oracle: `tests/trainer/oracles/fobos.py`.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from model_store.jit import bare_inline, implements, stub
-from trainer.learn.learners.operations import (
-    Algorithm,
-    advance,
-    learns_by_gradient,
-    needs_rebase,
-    reset_lazy,
-    running_total,
-    step,
-    stores_weights,
-    weight,
-)
+from trainer.learn.learners import operations
+from trainer.learn.learners.operations import Algorithm
 from trainer.learn.learners.rates import OWN_RATES, Global, Rate, eta
 
 _SMALLEST_A = 1e-100
@@ -56,20 +47,20 @@ class Fobos(NamedTuple):
 
 
 @bare_inline
-def l2_at(learner: Any, eta: Any) -> Any:
+def l2_at(learner, eta):
     """y of a step at this rate, which divides by 1 + y."""
     return learner.l2 if learner.fixed else eta * learner.l2
 
 
 @bare_inline
-def proximal(v: Any, by: Any, y: Any) -> Any:
+def proximal(v, by, y):
     """The backward step: the w that minimises (w - v)^2 / 2 + by |w| + y w^2 / 2."""
     size = max(0.0, abs(v) - by)
     return math.copysign(size / (1.0 + y) if y > 0.0 else size, v)
 
 
 @bare_inline
-def shrinkage(y: Any, m: Any) -> Any:
+def shrinkage(y, m):
     """q^m and q + q^2 + ... + q^m for q = 1 / (1 + y).
 
     The sum is (1 - q^m) / y. Where m y is small, which is nearly always, it comes from the binomial series
@@ -86,7 +77,7 @@ def shrinkage(y: Any, m: Any) -> Any:
 
 
 @bare_inline
-def powers(q: Any, m: Any) -> Any:
+def powers(q, m):
     """q^m and q + q^2 + ... + q^m, by repeated squaring, which rounds the same on every machine."""
     power, total = 1.0, 0.0  # of the bits of m processed so far
     base, series = q, q  # q^(2^i) and q + ... + q^(2^i)
@@ -101,14 +92,12 @@ def powers(q: Any, m: Any) -> Any:
 
 
 @stub
-def caught_up(rate: Any, learner: Any, l1: Any, a: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any) -> Any:
+def caught_up(rate, learner, l1, a, r, seen, t, lazy, v):
     """The weight after the missed examples."""
 
 
 @implements(caught_up, *OWN_RATES)
-def _at_own_rate(
-    rate: Any, learner: Any, l1: Any, a: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any
-) -> Any:
+def _at_own_rate(rate, learner, l1, a, r, seen, t, lazy, v):
     missed = t - 1 - seen
     if a == 0.0 or missed <= 0:
         return a
@@ -120,14 +109,12 @@ def _at_own_rate(
 
 
 @implements(caught_up, Global)
-def _at_global_rates(
-    rate: Any, learner: Any, l1: Any, a: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any
-) -> Any:
+def _at_global_rates(rate, learner, l1, a, r, seen, t, lazy, v):
     return math.copysign(lazy[v, 1] * max(0.0, abs(a) - l1 * (lazy[v, 0] - r)), a)
 
 
 @stub
-def stored(rate: Any, w: Any, lazy: Any, v: Any) -> Any:
+def stored(rate, w, lazy, v):
     """a, as it is stored, of a weight."""
 
 
@@ -135,21 +122,19 @@ implements(stored, *OWN_RATES)(lambda rate, w, lazy, v: w)
 implements(stored, Global)(lambda rate, w, lazy, v: w / lazy[v, 1])
 
 
-implements(weight, Fobos)(
+implements(operations.weight, Fobos)(
     lambda learner, l1, a, r, seen, t, lazy, v: caught_up(learner.rate, learner, l1, a, r, seen, t, lazy, v)
 )
 
 
-@implements(step, Fobos)
-def _step(
-    learner: Any, l1: Any, a: Any, w: Any, g: Any, r: Any, new_r: Any, t: Any, lazy: Any, v: Any
-) -> Any:
+@implements(operations.step, Fobos)
+def _step(learner, l1, a, w, g, r, new_r, t, lazy, v):
     rate = eta(learner.rate, new_r, t)
     return stored(learner.rate, proximal(w - rate * g, rate * l1, l2_at(learner, rate)), lazy, v)
 
 
 @stub
-def _advance_of(rate: Any, learner: Any, t: Any, lazy: Any, v: Any) -> Any:
+def _advance_of(rate, learner, t, lazy, v):
     """Advance the running totals by example t."""
 
 
@@ -157,37 +142,39 @@ implements(_advance_of, *OWN_RATES)(lambda rate, learner, t, lazy, v: None)
 
 
 @implements(_advance_of, Global)
-def _advance_global(rate: Any, learner: Any, t: Any, lazy: Any, v: Any) -> Any:
+def _advance_global(rate, learner, t, lazy, v):
     now = eta(rate, 0.0, t)
     lazy[v, 0] += now / lazy[v, 1]
     lazy[v, 1] /= 1.0 + l2_at(learner, now)
 
 
-implements(advance, Fobos)(lambda learner, t, lazy, v: _advance_of(learner.rate, learner, t, lazy, v))
+implements(operations.advance, Fobos)(
+    lambda learner, t, lazy, v: _advance_of(learner.rate, learner, t, lazy, v)
+)
 
 
 def keeps_scaled_weights(*learners: type) -> None:
     """Declare learners whose a is w / A where the rate is global, with lazy[v] = (B, A)."""
-    implements(running_total, *learners)(lambda learner, lazy, v: lazy[v, 0])
-    implements(needs_rebase, *learners)(_needs_rebase)
-    implements(reset_lazy, *learners)(_reset_lazy)
+    implements(operations.running_total, *learners)(lambda learner, lazy, v: lazy[v, 0])
+    implements(operations.needs_rebase, *learners)(_needs_rebase)
+    implements(operations.reset_lazy, *learners)(_reset_lazy)
 
 
-def _needs_rebase(learner: Any, lazy: Any) -> Any:
+def _needs_rebase(learner, lazy):
     smallest = 1.0
     for v in range(lazy.shape[0]):
         smallest = min(smallest, lazy[v, 1])
     return smallest < _SMALLEST_A
 
 
-def _reset_lazy(learner: Any, lazy: Any, v: Any) -> Any:
+def _reset_lazy(learner, lazy, v):
     lazy[v, 0] = 0.0
     lazy[v, 1] = 1.0
 
 
-stores_weights(Fobos)
+operations.stores_weights(Fobos)
 keeps_scaled_weights(Fobos)
-learns_by_gradient(Fobos)
+operations.learns_by_gradient(Fobos)
 
 ALGORITHM = Algorithm(
     make=lambda spec, rate, l2: Fobos(rate, l2, spec.learner.shrink == "fixed"), catches_up=lambda spec: True

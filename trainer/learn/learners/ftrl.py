@@ -17,21 +17,13 @@ Oracle: `tests/trainer/oracles/ftrl.py`, the same in plain Python; the two agree
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from model_store.jit import implements
-from trainer.learn.learners.operations import (
-    Algorithm,
-    Numbers,
-    has_no_lazy_state,
-    learns_by_gradient,
-    pack,
-    step,
-    unpack,
-    weight,
-)
+from trainer.learn.learners import operations
+from trainer.learn.learners.operations import Algorithm, Numbers
 from trainer.learn.learners.rates import Rate, eta, inverse
 
 
@@ -42,26 +34,24 @@ class Ftrl(NamedTuple):
     l2: float
 
 
-@implements(weight, Ftrl)
-def _weight(learner: Any, l1: Any, a: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any) -> Any:
+@implements(operations.weight, Ftrl)
+def _weight(learner, l1, a, r, seen, t, lazy, v):
     if abs(a) <= l1:
         return 0.0
     return -(a - math.copysign(l1, a)) / (inverse(learner.rate, r) + learner.l2)
 
 
-@implements(step, Ftrl)
-def _step(
-    learner: Any, l1: Any, a: Any, w: Any, g: Any, r: Any, new_r: Any, t: Any, lazy: Any, v: Any
-) -> Any:
+@implements(operations.step, Ftrl)
+def _step(learner, l1, a, w, g, r, new_r, t, lazy, v):
     sigma = (new_r - r) / learner.rate.alpha
     return a + (g - sigma * w)
 
 
 # q2.13 rounds eta z, which has the size of a weight.
-implements(pack, Ftrl)(lambda learner, a, r: a * eta(learner.rate, r, 0))
-implements(unpack, Ftrl)(lambda learner, value, r: value * inverse(learner.rate, r))
-has_no_lazy_state(Ftrl)
-learns_by_gradient(Ftrl, has_own_mean=True)
+implements(operations.pack, Ftrl)(lambda learner, a, r: a * eta(learner.rate, r, 0))
+implements(operations.unpack, Ftrl)(lambda learner, value, r: value * inverse(learner.rate, r))
+operations.has_no_lazy_state(Ftrl)
+operations.learns_by_gradient(Ftrl, has_own_mean=True)
 
 
 def z_of_weight(weight: Numbers, l1: Numbers, l2: float, inverse: Numbers, within: Numbers | None) -> Numbers:

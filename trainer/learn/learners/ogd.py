@@ -29,22 +29,15 @@ Oracle: `tests/trainer/oracles/ogd.py`.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from model_store.jit import bare_inline, implements, stub
 from model_store.spec.spec import ModelSpec
+from trainer.learn.learners import operations
 from trainer.learn.learners.fobos import keeps_scaled_weights, shrinkage, stored
-from trainer.learn.learners.operations import (
-    Algorithm,
-    advance,
-    has_no_lazy_state,
-    learns_by_gradient,
-    step,
-    stores_weights,
-    weight,
-)
+from trainer.learn.learners.operations import Algorithm
 from trainer.learn.learners.rates import OWN_RATES, Global, Rate, eta
 
 _NEGLIGIBLE = 1e-20
@@ -70,24 +63,22 @@ class TouchedOgd(NamedTuple):
     l2: float
 
 
-implements(weight, Ogd, TouchedOgd)(lambda learner, l1, a, r, seen, t, lazy, v: a)
+implements(operations.weight, Ogd, TouchedOgd)(lambda learner, l1, a, r, seen, t, lazy, v: a)
 
 
-@implements(step, Ogd)
-def _step(
-    learner: Any, l1: Any, a: Any, w: Any, g: Any, r: Any, new_r: Any, t: Any, lazy: Any, v: Any
-) -> Any:
+@implements(operations.step, Ogd)
+def _step(learner, l1, a, w, g, r, new_r, t, lazy, v):
     return w - eta(learner.rate, new_r, t) * g
 
 
 @bare_inline
-def penalized(g: Any, w: Any, l1: Any, l2: Any) -> Any:
+def penalized(g, w, l1, l2):
     """g and the subgradient of l1 |w| + l2 w^2 / 2."""
     return g + l1 * (np.float64(w > 0.0) - np.float64(w < 0.0)) + l2 * w
 
 
 @bare_inline
-def shrunk(u: Any, m: Any, y: Any, c: Any) -> Any:
+def shrunk(u, m, y, c):
     """u q^m - c (1 + q + ... + q^(m-1)) for q = 1 - y: |w| after m steps if it stays above 0, else 0 or less."""
     if y == 0.0:
         return u - m * c
@@ -96,7 +87,7 @@ def shrunk(u: Any, m: Any, y: Any, c: Any) -> Any:
 
 
 @bare_inline
-def steps_before_0(u: Any, m: Any, y: Any, c: Any) -> Any:
+def steps_before_0(u, m, y, c):
     """The largest k < m for which `shrunk` is above 0, where it is not above 0 for m.
 
     A logarithm estimates k; as it may differ between machines in its last bit, `shrunk` itself decides.
@@ -113,7 +104,7 @@ def steps_before_0(u: Any, m: Any, y: Any, c: Any) -> Any:
 
 
 @bare_inline
-def crossed(w: Any, m: Any, y: Any, c: Any) -> Any:
+def crossed(w, m, y, c):
     """w after m steps, of which one passes 0."""
     k = steps_before_0(abs(w), m, y, c)
     u = c - (1.0 - y) * (shrunk(abs(w), k, y, c) if k > 0 else abs(w))
@@ -126,12 +117,12 @@ def crossed(w: Any, m: Any, y: Any, c: Any) -> Any:
 
 
 @stub
-def caught_up(rate: Any, l1: Any, l2: Any, a: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any) -> Any:
+def caught_up(rate, l1, l2, a, r, seen, t, lazy, v):
     """The weight after the missed examples."""
 
 
 @implements(caught_up, *OWN_RATES)
-def _at_own_rate(rate: Any, l1: Any, l2: Any, a: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any) -> Any:
+def _at_own_rate(rate, l1, l2, a, r, seen, t, lazy, v):
     missed = t - 1 - seen
     if a == 0.0 or missed <= 0:
         return a
@@ -142,29 +133,25 @@ def _at_own_rate(rate: Any, l1: Any, l2: Any, a: Any, r: Any, seen: Any, t: Any,
 
 
 implements(caught_up, Global)(lambda rate, l1, l2, a, r, seen, t, lazy, v: a * lazy[v, 1])
-implements(weight, PenalizedOgd)(
+implements(operations.weight, PenalizedOgd)(
     lambda learner, l1, a, r, seen, t, lazy, v: caught_up(
         learner.rate, l1, learner.l2, a, r, seen, t, lazy, v
     )
 )
 
 
-@implements(step, PenalizedOgd)
-def _penalized_step(
-    learner: Any, l1: Any, a: Any, w: Any, g: Any, r: Any, new_r: Any, t: Any, lazy: Any, v: Any
-) -> Any:
+@implements(operations.step, PenalizedOgd)
+def _penalized_step(learner, l1, a, w, g, r, new_r, t, lazy, v):
     return stored(learner.rate, w - eta(learner.rate, new_r, t) * penalized(g, w, l1, learner.l2), lazy, v)
 
 
-@implements(step, TouchedOgd)
-def _touched_step(
-    learner: Any, l1: Any, a: Any, w: Any, g: Any, r: Any, new_r: Any, t: Any, lazy: Any, v: Any
-) -> Any:
+@implements(operations.step, TouchedOgd)
+def _touched_step(learner, l1, a, w, g, r, new_r, t, lazy, v):
     return w - eta(learner.rate, new_r, t) * penalized(g, w, l1, learner.l2)
 
 
 @stub
-def _advance_of(rate: Any, l2: Any, t: Any, lazy: Any, v: Any) -> Any:
+def _advance_of(rate, l2, t, lazy, v):
     """Advance the running product by example t."""
 
 
@@ -172,19 +159,19 @@ implements(_advance_of, *OWN_RATES)(lambda rate, l2, t, lazy, v: None)
 
 
 @implements(_advance_of, Global)
-def _advance_global(rate: Any, l2: Any, t: Any, lazy: Any, v: Any) -> Any:
+def _advance_global(rate, l2, t, lazy, v):
     lazy[v, 1] *= 1.0 - eta(rate, 0.0, t) * l2
 
 
-implements(advance, PenalizedOgd)(
+implements(operations.advance, PenalizedOgd)(
     lambda learner, t, lazy, v: _advance_of(learner.rate, learner.l2, t, lazy, v)
 )
 
 
-stores_weights(Ogd, PenalizedOgd, TouchedOgd)
-has_no_lazy_state(Ogd, TouchedOgd)
+operations.stores_weights(Ogd, PenalizedOgd, TouchedOgd)
+operations.has_no_lazy_state(Ogd, TouchedOgd)
 keeps_scaled_weights(PenalizedOgd)
-learns_by_gradient(Ogd, PenalizedOgd, TouchedOgd)
+operations.learns_by_gradient(Ogd, PenalizedOgd, TouchedOgd)
 
 
 def _of(spec: ModelSpec, rate: Rate, l2: float) -> Ogd | PenalizedOgd | TouchedOgd:

@@ -62,103 +62,97 @@ class Algorithm:
 
 
 @stub
-def weight(learner: Any, l1: Any, a: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any) -> Any:
+def weight(learner, l1, a, r, seen, t, lazy, v):
     """The coordinate's weight before example t: a, after all that examples seen + 1 to t - 1 do to it."""
 
 
 @stub
-def step(learner: Any, l1: Any, a: Any, w: Any, g: Any, r: Any, new_r: Any, t: Any, lazy: Any, v: Any) -> Any:
+def step(learner, l1, a, w, g, r, new_r, t, lazy, v):
     """a after example t, for the weight w and the gradient g; r and new_r belong to n before and after it."""
 
 
 @stub
-def variance(learner: Any, r: Any, x: Any) -> Any:
+def variance(learner, r, x):
     """What a key adds to the variance of the score; 0 for learners of weights without one."""
 
 
 @stub
-def latent_of(learner: Any, score: Any, variance: Any) -> Any:
+def latent_of(learner, score, variance):
     """The argument of the link: the score, or the score in standard deviations."""
 
 
 @stub
-def probability_of(learner: Any, latent: Any) -> Any:
+def probability_of(learner, latent):
     """The link: the probability of a click."""
 
 
 @stub
-def repeats(learner: Any, importance: Any) -> Any:
+def repeats(learner, importance):
     """How many times an example of this importance is learned; at least 1."""
 
 
 @stub
-def part_of(learner: Any, importance: Any, again: Any) -> Any:
+def part_of(learner, importance, again):
     """The part of the importance with which it is learned the first time (again 0), the second, and so on."""
 
 
 @stub
-def derivatives(learner: Any, importance: Any, label: Any, p: Any, latent: Any, variance: Any) -> Any:
+def derivatives(learner, importance, label, p, latent, variance):
     """The derivative of the loss by the score, and its square; for AdPredictor the second derivative in its place."""
 
 
 @stub
-def update(
-    learner: Any, l1: Any, a: Any, w: Any, n: Any, counted: Any, x: Any, error: Any, squared: Any,
-    r: Any, t: Any, lazy: Any, v: Any,
-) -> Any:  # fmt: skip
+def update(learner, l1, a, w, n, counted, x, error, squared, r, t, lazy, v):
     """(a, n, r) after example t, from `derivatives`; `counted` as in `rates.n_after`."""
 
 
 @stub
-def mean_step(
-    learner: Any, l1: Any, a: Any, w: Any, n: Any, counted: Any, r: Any, x: Any, i: Any,
-    middle: Any, reach: Any, t: Any, lazy: Any, variants: Any, work: Any,
-) -> Any:  # fmt: skip
+def mean_step(learner, l1, a, w, n, counted, r, x, i, middle, reach, t, lazy, variants, work):
     """The mean (a, n) over the variants that use the row's i-th key; middle, reach: of `sharing_kernels.take_means`."""
 
 
 @stub
-def take_roots(learner: Any, begin: Any, end: Any, middle: Any, reach: Any, variants: Any, work: Any) -> Any:
+def take_roots(learner, begin, end, middle, reach, variants, work):
     """Prepare `mean_step` for some of a row's keys, all at once; of FTRL, see `sharing_kernels.py`."""
 
 
 @stub
-def advance(learner: Any, t: Any, lazy: Any, v: Any) -> Any:
+def advance(learner, t, lazy, v):
     """Advance variant v's running totals by example t; called before the example's steps."""
 
 
 @stub
-def running_total(learner: Any, lazy: Any, v: Any) -> Any:
+def running_total(learner, lazy, v):
     """The running total that a coordinate stores in n where the rate is global."""
 
 
 @stub
-def pack(learner: Any, a: Any, r: Any) -> Any:
+def pack(learner, a, r):
     """a scaled to the size of a weight, which is then rounded to q2.13."""
 
 
 @stub
-def unpack(learner: Any, value: Any, r: Any) -> Any:
+def unpack(learner, value, r):
     """a from a q2.13 value."""
 
 
 @stub
-def needs_rebase(learner: Any, lazy: Any) -> Any:
+def needs_rebase(learner, lazy):
     """True if the running totals are about to leave the range of float64, and every coordinate must catch up first."""
 
 
 @stub
-def reset_lazy(learner: Any, lazy: Any, v: Any) -> Any:
+def reset_lazy(learner, lazy, v):
     """Set variant v's running totals to their initial values."""
 
 
 @stub
-def with_own_parameters(learner: Any, alpha: Any, beta: Any, l2: Any) -> Any:
+def with_own_parameters(learner, alpha, beta, l2):
     """The same learner with the parameters of a variant, or of a variant's coordinate."""
 
 
 @bare_overload(with_own_parameters)
-def _of_its_kind(learner: Any, alpha: Any, beta: Any, l2: Any) -> Any:
+def _of_its_kind(learner, alpha, beta, l2):
     kind = learner.instance_class
     if "l2" in kind._fields:
         return lambda learner, alpha, beta, l2: kind(
@@ -198,25 +192,19 @@ def learns_by_gradient(*learners: type, has_own_mean: bool = False) -> None:
         implements(take_roots, *learners)(lambda learner, begin, end, middle, reach, variants, work: None)
 
 
-def _error(learner: Any, importance: Any, label: Any, p: Any, latent: Any, variance: Any) -> Any:
+def _error(learner, importance, label, p, latent, variance):
     error = importance * (p - label)
     return error, error * error
 
 
-def _step_along(
-    learner: Any, l1: Any, a: Any, w: Any, n: Any, counted: Any, x: Any, error: Any, squared: Any,
-    r: Any, t: Any, lazy: Any, v: Any,
-) -> Any:  # fmt: skip
+def _step_along(learner, l1, a, w, n, counted, x, error, squared, r, t, lazy, v):
     g = error * x
     n = n_after(learner.rate, n, counted, g, running_total(learner, lazy, v))
     new_r = r_of(learner.rate, n)
     return step(learner, l1, a, w, g, r, new_r, t, lazy, v), n, new_r
 
 
-def _mean_of_each(
-    learner: Any, l1: Any, a: Any, w: Any, n: Any, counted: Any, r: Any, x: Any, i: Any,
-    middle: Any, reach: Any, t: Any, lazy: Any, variants: Any, work: Any,
-) -> Any:  # fmt: skip
+def _mean_of_each(learner, l1, a, w, n, counted, r, x, i, middle, reach, t, lazy, variants, work):
     """By definition: one variant after the other."""
     total, c = running_total(learner, lazy, 0), work.classes[i]
     sum_a, sum_n = 0.0, 0.0

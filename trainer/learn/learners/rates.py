@@ -12,7 +12,7 @@ A global rate does not need n, which then stores a running total of the learner 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -68,32 +68,32 @@ OWN_RATES = (Gradients, ClickCounts, Constant)
 
 
 @stub
-def with_parameters(rate: Any, alpha: Any, beta: Any) -> Any:
+def with_parameters(rate, alpha, beta):
     """The same kind of rate with other parameters."""
 
 
 @stub
-def r_of(rate: Any, n: Any) -> Any:
+def r_of(rate, n):
     """r: sqrt(n); 0 where the rate is constant; n itself (the running total) where it is global; s2 for a posterior."""
 
 
 @stub
-def n_after(rate: Any, n: Any, counted: Any, g: Any, total: Any) -> Any:
+def n_after(rate, n, counted, g, total):
     """n after a gradient g; `counted`: n by the slot's counts now; `total`: the learner's running total."""
 
 
 @stub
-def eta(rate: Any, r: Any, t: Any) -> Any:
+def eta(rate, r, t):
     """The rate of a coordinate with this r at example t."""
 
 
 @stub
-def inverse(rate: Any, r: Any) -> Any:
+def inverse(rate, r):
     """1 / eta of a rate that does not depend on t."""
 
 
 @bare_overload(with_parameters)
-def _of_its_kind(rate: Any, alpha: Any, beta: Any) -> Any:
+def _of_its_kind(rate, alpha, beta):
     kind = rate.instance_class
     return lambda rate, alpha, beta: kind(alpha, beta)
 

@@ -15,19 +15,13 @@ Oracle: `tests/trainer/oracles/rda.py`.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from model_store.jit import implements, stub
-from trainer.learn.learners.operations import (
-    Algorithm,
-    has_no_lazy_state,
-    learns_by_gradient,
-    step,
-    stores_weights,
-    weight,
-)
+from trainer.learn.learners import operations
+from trainer.learn.learners.operations import Algorithm
 from trainer.learn.learners.rates import OWN_RATES, Global, Rate, inverse
 
 
@@ -39,7 +33,7 @@ class Rda(NamedTuple):
 
 
 @stub
-def proximity(rate: Any, r: Any, t: Any) -> Any:
+def proximity(rate, r, t):
     """gamma sqrt(t), or (beta + sqrt(n)) / alpha where the rate is per coordinate."""
 
 
@@ -47,8 +41,8 @@ implements(proximity, *OWN_RATES)(lambda rate, r, t: inverse(rate, r))
 implements(proximity, Global)(lambda rate, r, t: math.sqrt(t) / rate.alpha)
 
 
-@implements(weight, Rda)
-def _weight(learner: Any, l1: Any, a: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any) -> Any:
+@implements(operations.weight, Rda)
+def _weight(learner, l1, a, r, seen, t, lazy, v):
     examples = np.float64(t - 1)
     if abs(a) <= examples * l1:
         return 0.0
@@ -57,15 +51,15 @@ def _weight(learner: Any, l1: Any, a: Any, r: Any, seen: Any, t: Any, lazy: Any,
     )
 
 
-@implements(step, Rda)
-def _step(
-    learner: Any, l1: Any, a: Any, w: Any, g: Any, r: Any, new_r: Any, t: Any, lazy: Any, v: Any
-) -> Any:
+@implements(operations.step, Rda)
+def _step(learner, l1, a, w, g, r, new_r, t, lazy, v):
     return a + g
 
 
-stores_weights(Rda)  # q2.13 needs an implementation to compile; a spec with q2.13 and rda is rejected
-has_no_lazy_state(Rda)
-learns_by_gradient(Rda)
+operations.stores_weights(
+    Rda
+)  # q2.13 needs an implementation to compile; a spec with q2.13 and rda is rejected
+operations.has_no_lazy_state(Rda)
+operations.learns_by_gradient(Rda)
 
 ALGORITHM = Algorithm(make=lambda spec, rate, l2: Rda(rate, l2), averages=True)

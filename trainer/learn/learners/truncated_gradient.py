@@ -19,59 +19,39 @@ Oracle: `tests/trainer/oracles/truncated_gradient.py`.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from model_store.jit import bare_inline, implements, stub
-from model_store.spec.spec import ModelSpec
-from trainer.learn.learners.operations import (
-    Algorithm,
-    advance,
-    learns_by_gradient,
-    needs_rebase,
-    reset_lazy,
-    running_total,
-    step,
-    stores_weights,
-    weight,
-)
+from trainer.learn.learners import operations
+from trainer.learn.learners.operations import Algorithm
 from trainer.learn.learners.rates import OWN_RATES, Global, Rate, eta
 
 
 class TruncatedGradient(NamedTuple):
-    """The learner's parameters; theta may be infinite."""
+    """The learner's parameters; theta may be infinite. fixed: the shrinkage does not depend on the rate."""
 
     rate: Rate
     k: int
     theta: float
-
-
-class FixedTruncatedGradient(NamedTuple):
-    """The parameters of the learner whose shrinkage does not depend on the rate."""
-
-    rate: Rate
-    k: int
-    theta: float
-
-
-_BOTH = (TruncatedGradient, FixedTruncatedGradient)
+    fixed: bool
 
 
 @bare_inline
-def shrunk(w: Any, by: Any) -> Any:
+def shrunk(w, by):
     """w moved towards 0 by `by`, at most to 0."""
     return math.copysign(max(0.0, abs(w) - by), w)
 
 
 @bare_inline
-def missed_rows(k: Any, seen: Any, lazy: Any, v: Any) -> Any:
+def missed_rows(k, seen, lazy, v):
     """k times the number of k-th examples after `seen`. No branch: it would be mispredicted too often."""
     return max(0.0, lazy[v, 1] - math.floor(np.float64(seen) / k) * k)
 
 
 @stub
-def missed(rate: Any, k: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any) -> Any:
+def missed(rate, k, r, seen, t, lazy, v):
     """The sum of k eta over the k-th examples after `seen` and before t."""
 
 
@@ -81,40 +61,26 @@ implements(missed, *OWN_RATES)(
 implements(missed, Global)(lambda rate, k, r, seen, t, lazy, v: lazy[v, 0] - r)
 
 
-@implements(weight, FixedTruncatedGradient)
-def _fixed_weight(learner: Any, l1: Any, a: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any) -> Any:
-    by = l1 * (missed_rows(learner.k, seen, lazy, v) / learner.k)
+@implements(operations.weight, TruncatedGradient)
+def _weight(learner, l1, a, r, seen, t, lazy, v):
+    if learner.fixed:
+        by = l1 * (missed_rows(learner.k, seen, lazy, v) / learner.k)
+    else:
+        by = l1 * missed(learner.rate, learner.k, r, seen, t, lazy, v)
     return shrunk(a, by * np.float64(abs(a) <= learner.theta))
 
 
-@implements(weight, TruncatedGradient)
-def _weight(learner: Any, l1: Any, a: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any) -> Any:
-    by = l1 * missed(learner.rate, learner.k, r, seen, t, lazy, v)
-    return shrunk(a, by * np.float64(abs(a) <= learner.theta))
-
-
-@stub
-def pull(learner: Any, rate: Any) -> Any:
-    """a / l1 of a k-th example with this rate."""
-
-
-implements(pull, TruncatedGradient)(lambda learner, rate: learner.k * rate)
-implements(pull, FixedTruncatedGradient)(lambda learner, rate: 1.0)
-
-
-@implements(step, *_BOTH)
-def _step(
-    learner: Any, l1: Any, a: Any, w: Any, g: Any, r: Any, new_r: Any, t: Any, lazy: Any, v: Any
-) -> Any:
+@implements(operations.step, TruncatedGradient)
+def _step(learner, l1, a, w, g, r, new_r, t, lazy, v):
     rate = eta(learner.rate, new_r, t)
     new_w = w - rate * g
     if t == lazy[v, 1] and abs(new_w) <= learner.theta:
-        new_w = shrunk(new_w, pull(learner, rate) * l1)
+        new_w = shrunk(new_w, l1 if learner.fixed else learner.k * rate * l1)
     return new_w
 
 
 @stub
-def _add_shrinkage(rate: Any, k: Any, t: Any, lazy: Any, v: Any) -> Any:
+def _add_shrinkage(rate, k, t, lazy, v):
     """Add k eta of example t, a k-th one, to the running total."""
 
 
@@ -122,32 +88,31 @@ implements(_add_shrinkage, *OWN_RATES)(lambda rate, k, t, lazy, v: None)
 
 
 @implements(_add_shrinkage, Global)
-def _add_global(rate: Any, k: Any, t: Any, lazy: Any, v: Any) -> Any:
+def _add_global(rate, k, t, lazy, v):
     lazy[v, 0] += k * eta(rate, 0.0, t)
 
 
-@implements(advance, *_BOTH)
-def _advance(learner: Any, t: Any, lazy: Any, v: Any) -> Any:
+@implements(operations.advance, TruncatedGradient)
+def _advance(learner, t, lazy, v):
     if t % learner.k == 0:
         lazy[v, 1] = t
         _add_shrinkage(learner.rate, learner.k, t, lazy, v)
 
 
-@implements(reset_lazy, *_BOTH)
-def _reset_lazy(learner: Any, lazy: Any, v: Any) -> Any:
+@implements(operations.reset_lazy, TruncatedGradient)
+def _reset_lazy(learner, lazy, v):
     lazy[v, 0] = 0.0
     lazy[v, 1] = 0.0
 
 
-implements(running_total, *_BOTH)(lambda learner, lazy, v: lazy[v, 0])
-implements(needs_rebase, *_BOTH)(lambda learner, lazy: False)
-stores_weights(*_BOTH)
-learns_by_gradient(*_BOTH)
+implements(operations.running_total, TruncatedGradient)(lambda learner, lazy, v: lazy[v, 0])
+implements(operations.needs_rebase, TruncatedGradient)(lambda learner, lazy: False)
+operations.stores_weights(TruncatedGradient)
+operations.learns_by_gradient(TruncatedGradient)
 
-
-def _of(spec: ModelSpec, rate: Rate, l2: float) -> TruncatedGradient | FixedTruncatedGradient:
-    kind = FixedTruncatedGradient if spec.learner.shrink == "fixed" else TruncatedGradient
-    return kind(rate, spec.learner.k, spec.learner.theta or 0.0)
-
-
-ALGORITHM = Algorithm(make=_of, catches_up=lambda spec: True)
+ALGORITHM = Algorithm(
+    make=lambda spec, rate, l2: TruncatedGradient(
+        rate, spec.learner.k, spec.learner.theta or 0.0, spec.learner.shrink == "fixed"
+    ),
+    catches_up=lambda spec: True,
+)

@@ -12,22 +12,13 @@ Oracle: `tests/trainer/oracles/truncation.py`.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from model_store.jit import bare_inline, implements
-from trainer.learn.learners.operations import (
-    Algorithm,
-    advance,
-    learns_by_gradient,
-    needs_rebase,
-    reset_lazy,
-    running_total,
-    step,
-    stores_weights,
-    weight,
-)
+from trainer.learn.learners import operations
+from trainer.learn.learners.operations import Algorithm
 from trainer.learn.learners.rates import Rate, eta
 
 
@@ -40,38 +31,36 @@ class Truncation(NamedTuple):
 
 
 @bare_inline
-def kept(w: Any, theta: Any, is_time: Any) -> Any:
+def kept(w, theta, is_time):
     """w, or 0 if `is_time` and w is small. A factor: the branch would be mispredicted too often."""
     return w * np.float64((abs(w) > theta) | (not is_time))
 
 
-@implements(weight, Truncation)
-def _weight(learner: Any, l1: Any, a: Any, r: Any, seen: Any, t: Any, lazy: Any, v: Any) -> Any:
+@implements(operations.weight, Truncation)
+def _weight(learner, l1, a, r, seen, t, lazy, v):
     return kept(a, learner.theta, seen < lazy[v, 0])
 
 
-@implements(step, Truncation)
-def _step(
-    learner: Any, l1: Any, a: Any, w: Any, g: Any, r: Any, new_r: Any, t: Any, lazy: Any, v: Any
-) -> Any:
+@implements(operations.step, Truncation)
+def _step(learner, l1, a, w, g, r, new_r, t, lazy, v):
     return kept(w - eta(learner.rate, new_r, t) * g, learner.theta, t == lazy[v, 0])
 
 
-@implements(advance, Truncation)
-def _advance(learner: Any, t: Any, lazy: Any, v: Any) -> Any:
+@implements(operations.advance, Truncation)
+def _advance(learner, t, lazy, v):
     if t % learner.k == 0:
         lazy[v, 0] = t
 
 
-@implements(reset_lazy, Truncation)
-def _reset_lazy(learner: Any, lazy: Any, v: Any) -> Any:
+@implements(operations.reset_lazy, Truncation)
+def _reset_lazy(learner, lazy, v):
     lazy[v, 0] = 0.0
 
 
-implements(running_total, Truncation)(lambda learner, lazy, v: 0.0)
-implements(needs_rebase, Truncation)(lambda learner, lazy: False)
-stores_weights(Truncation)
-learns_by_gradient(Truncation)
+implements(operations.running_total, Truncation)(lambda learner, lazy, v: 0.0)
+implements(operations.needs_rebase, Truncation)(lambda learner, lazy: False)
+operations.stores_weights(Truncation)
+operations.learns_by_gradient(Truncation)
 
 ALGORITHM = Algorithm(
     make=lambda spec, rate, l2: Truncation(rate, spec.learner.k, spec.learner.theta or 0.0),

@@ -20,7 +20,7 @@ from model_store.features.features import FeaturePlan
 from model_store.spec.spec import ModelSpec
 from trainer.examples.hashing import Examples
 from trainer.formats.times import NO_TIME
-from trainer.learn.collisions import Collisions
+from trainer.learn.buckets import Collisions
 from trainer.learn.metrics.metrics_kernels import (
     CLICKED,
     CLICKS,
@@ -44,9 +44,9 @@ from trainer.learn.metrics.records import (
     SliceMetrics,
     VariantMetrics,
 )
-from trainer.learn.metrics.slices import Slice, SlicedMetrics
-from trainer.learn.metrics.tally import GroupSums, new_tally, reliability
+from trainer.learn.metrics.tally import GroupSums, Slice, SlicedMetrics, new_tally, reliability
 from trainer.learn.predictions_kernels import Predictions
+from trainer.learn.table import part_of
 
 AUC_BUCKETS = 8192
 FIRST_WINDOW = 1_000
@@ -249,31 +249,27 @@ class ProgressiveMetrics:
 
     def restore(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
         """Restore a `state`. Raises CheckpointError where the window or the slices differ."""
-        self._check(state["watched"].tobytes().decode())
+        flags = state["watched"].tobytes().decode()
+        if flags != self._flags():
+            raise CheckpointError(
+                f"the run was started with {flags} and is resumed with {self._flags()}; pass the same flags, "
+                "or start a new run with another folder"
+            )
         for name, array in self._tally._asdict().items():
             array[...] = state[f"tally.{name}"]
-        before: dict[str, Any] = {each.name: state[f"before.{each.name}"] for each in fields(GroupSums)}
-        for name, array in before.items():
-            before[name] = array.copy() if array.ndim else float(array)
-        self._before = GroupSums(**before)
+        before: dict[str, Any] = part_of(state, "before.")
+        self._before = GroupSums(
+            **{name: each.copy() if each.ndim else each.item() for name, each in before.items()}
+        )
         self._opened[...] = state["opened"]
         self._recent_loss[...] = state["recent"]
         self._last_time_us[...] = state["last_time_us"]
         if self._slices is not None:
-            self._slices.restore(
-                {name.removeprefix("slices."): a for name, a in state.items() if name.startswith("slices.")}
-            )
+            self._slices.restore(part_of(state, "slices."))
 
     def _flags(self) -> str:
         names = [each.name for each in self._slices.slices] if self._slices is not None else []
         return " ".join([str(self._windows), *(f"--slice {name}" for name in names)])
-
-    def _check(self, before: str) -> None:
-        if before != self._flags():
-            raise CheckpointError(
-                f"the run was started with {before} and is resumed with {self._flags()}; pass the same flags, "
-                "or start a new run with another folder"
-            )
 
     def _end_window(self) -> None:
         present = np.array(
@@ -282,17 +278,15 @@ class ProgressiveMetrics:
         _, weight, loss = present - self._opened
         self._recent_loss[0] = loss / weight if weight else np.nan
         if self.file is not None:
-            self._write_window(self.file)
+            total = GroupSums.of(
+                self._tally
+            )  # copies histograms, which are large where there are many variants
+            self.file.write(self._window_line(total))
+            if self._windows.doubles(self.rows):
+                self.file.write(self._detail())
+            self._before = total
         close_cluster(self._tally, 0)
         self._opened = present
-
-    def _write_window(self, file: MetricsFile | MetricsLines) -> None:
-        """Write the window's line. Copies histograms, which are large where there are many variants."""
-        total = GroupSums.of(self._tally)
-        file.write(self._window_line(total))
-        if self._windows.doubles(self.rows):
-            file.write(self._detail())
-        self._before = total
 
     def _header(self, spec: ModelSpec) -> MetricsHeader:
         return MetricsHeader(

@@ -1,18 +1,15 @@
-"""Kernels that sum predictions: losses, paired differences and histograms of scores, group by group.
-
-A group is all rows (`add_all`), or the rows with one value of a slice (`add_slices`). A slice is evaluated like a cross
-of its fields, whether or not the model has that cross; one field is a cross of one.
-"""
+"""Kernels of the metrics: sums of predictions by group, reliability by score, the orders of requests, regret."""
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from model_store.hash_kernels import END, SEED, TIMES, combine, digest, load_u8
 from model_store.jit import bare_inline, bare_kernel
-from trainer.examples.examples_kernels import cross_size, pick, text_bytes, text_of
+from trainer.examples.examples_kernels import cross_size, importance_of, pick, text_bytes, text_of, x_of
 
 SCORE_RANGE = 16.0
 
@@ -22,12 +19,23 @@ COUNTS = 8
 # What `Tally.sums` holds of a group and a variant.
 LOSS, PREDICTED, SQUARES, PRODUCTS, OPEN = range(5)
 SUMS = 5
+# What reliability diagrams hold of a bucket.
+BIN_ROWS, BIN_WEIGHT, BIN_SQUARED_WEIGHT, BIN_CLICKS, BIN_PREDICTED, BIN_LOSS = range(6)
+BIN_COLUMNS = 6
+# The measures of a request's order.
+RECIPROCAL_RANK, NDCG, HIT_1, HIT_3, HIT_10, AUC = range(6)
+MEASURES = 6
 
 _EMPTY = np.uint64(0)
 _OTHER = np.int64(0)
 # The identity of the rows without a value; that of a value is a digest of 64 bits.
 _ABSENT = np.uint64(1)
 NO_TOKEN = -1
+
+
+# Sums of groups: losses, paired differences and histograms of scores. A group is all rows (`add_all`), or the rows with
+# one value of a slice (`add_slices`). A slice is evaluated like a cross of its fields, whether or not the model has
+# that cross; one field is a cross of one.
 
 
 class Tally(NamedTuple):
@@ -143,7 +151,7 @@ def digest_of(text: Any) -> Any:
 def add(predictions: Any, row: Any, tally: Any, group: Any) -> None:
     """Add a row to a group."""
     label = predictions.labels[row]
-    weight = predictions.weights[row] if predictions.weights.size else 1.0
+    weight = importance_of(predictions, row)
     counts, sums = tally.counts[group], tally.sums[group]
     counts[ROWS] += 1.0
     counts[CLICKED] += label
@@ -154,13 +162,17 @@ def add(predictions: Any, row: Any, tally: Any, group: Any) -> None:
         sums[LOSS, variant] += weight * predictions.losses[row, variant]
         sums[PREDICTED, variant] += weight * predictions.probabilities[row, variant]
     histogram = tally.positives[group] if label > 0.5 else tally.negatives[group]
-    buckets = histogram.shape[1]
-    scale = buckets / (2.0 * SCORE_RANGE)
     for variant in range(variants):
-        score = min(max(predictions.scores[row, variant], -SCORE_RANGE), SCORE_RANGE)
-        histogram[variant, min(np.int64((score + SCORE_RANGE) * scale), buckets - 1)] += weight
+        histogram[variant, bucket_of(predictions.scores[row, variant], histogram.shape[1])] += weight
     if variants > 1:
         compare(predictions, row, weight, tally, group)
+
+
+@bare_inline
+def bucket_of(score: Any, buckets: Any) -> Any:
+    """The bucket of a score, of equal widths from -SCORE_RANGE to SCORE_RANGE; scores beyond are in the outer ones."""
+    inside = min(max(score, -SCORE_RANGE), SCORE_RANGE)
+    return min(np.int64((inside + SCORE_RANGE) * (buckets / (2.0 * SCORE_RANGE))), buckets - 1)
 
 
 @bare_inline
@@ -245,3 +257,179 @@ def number_of(values: Any, index: Any, wanted: Any, limit: Any) -> Any:
     values.identities[index, slot] = wanted
     values.numbers[index, slot] = values.used[index]
     return values.numbers[index, slot], True
+
+
+@bare_kernel
+def add_grouped(predictions: Any, rows: Any, groups: Any, sums: Any) -> None:
+    """Add rows to groups, one after the other, so that batch boundaries change no bit.
+
+    rows, groups: int64[n], rows of the predictions and the group to add each to; a row may occur several times. sums:
+    float64[groups, variants, buckets, BIN_COLUMNS], buckets of equal width over scores from -16 to 16.
+    """
+    for at in range(rows.size):
+        row = rows[at]
+        weight, label = importance_of(predictions, row), predictions.labels[row]
+        for variant in range(sums.shape[1]):
+            bucket = sums[groups[at], variant, bucket_of(predictions.scores[row, variant], sums.shape[2])]
+            bucket[BIN_ROWS] += 1.0
+            bucket[BIN_WEIGHT] += weight
+            bucket[BIN_SQUARED_WEIGHT] += weight * weight
+            bucket[BIN_CLICKS] += weight * label
+            bucket[BIN_PREDICTED] += weight * predictions.probabilities[row, variant]
+            bucket[BIN_LOSS] += weight * predictions.losses[row, variant]
+
+
+# The orders of requests' candidates.
+
+
+@bare_kernel
+def judge(starts: Any, scores: Any, labels: Any, discounts: Any, out: Any) -> None:
+    """Each request's measures, as expected over all orders of candidates with equal scores.
+
+    starts: int64[requests + 1] into rows; scores: float64[rows, orders], higher is better; labels: float64[rows];
+    discounts: float64[k + 1], the sum of the discounts of the first 0 … k ranks; out: float64[requests, orders,
+    MEASURES], NaN for a request without a click. (McSherry and Najork, ECIR 2008.) AUC is NaN without an unclicked row.
+    O(clicks · rows) for each request.
+    """
+    for request in range(starts.size - 1):
+        first, last = starts[request], starts[request + 1]
+        clicks: Any = 0
+        for row in range(first, last):
+            clicks += np.int64(labels[row] > 0.5)
+        for order in range(scores.shape[1]):
+            found = out[request, order]
+            if clicks == 0:
+                found[:] = np.nan
+                continue
+            gain, won, best = 0.0, 0.0, -np.inf
+            for row in range(first, last):
+                if labels[row] > 0.5:
+                    best = max(best, scores[row, order])
+                    gain += _expected_discount(scores, first, last, order, row, discounts)
+                    won += _won(scores, labels, first, last, order, row)
+            found[NDCG] = gain / discounts[min(clicks, discounts.size - 1)]
+            unclicked = last - first - clicks
+            found[AUC] = won / (clicks * unclicked) if unclicked else np.nan
+            _first_click(scores, labels, first, last, order, best, found)
+
+
+@bare_inline
+def _expected_discount(scores: Any, first: Any, last: Any, order: Any, row: Any, discounts: Any) -> Any:
+    """The mean discount of the ranks that a row shares with the rows of equal score."""
+    above: Any = 0
+    equal: Any = 0
+    for other in range(first, last):
+        above += np.int64(scores[other, order] > scores[row, order])
+        equal += np.int64(scores[other, order] == scores[row, order])
+    k = discounts.size - 1
+    return (discounts[min(above + equal, k)] - discounts[min(above, k)]) / equal
+
+
+@bare_inline
+def _won(scores: Any, labels: Any, first: Any, last: Any, order: Any, row: Any) -> Any:
+    """The unclicked rows below a row, those of equal score counted half."""
+    won = 0.0
+    for other in range(first, last):
+        if not labels[other] > 0.5:
+            won += 1.0 * (scores[other, order] < scores[row, order])
+            won += 0.5 * (scores[other, order] == scores[row, order])
+    return won
+
+
+@bare_inline
+def _first_click(scores: Any, labels: Any, first: Any, last: Any, order: Any, best: Any, found: Any) -> None:
+    """The expected 1 / rank of the first click, which scores `best`, and its chance to be in the first 1, 3, 10."""
+    above: Any = 0
+    equal: Any = 0
+    clicked: Any = 0
+    for row in range(first, last):
+        above += np.int64(scores[row, order] > best)
+        if scores[row, order] == best:
+            equal += 1
+            clicked += np.int64(labels[row] > 0.5)
+    found[HIT_1] = found[HIT_3] = found[HIT_10] = 0.0
+    # For each rank of the tied rows: the probability that no click came before it, times that of a click at it.
+    total, no_click_yet, left = 0.0, 1.0, equal
+    rank = above + 1
+    while left >= clicked and no_click_yet > 0.0:
+        here = no_click_yet * clicked / left
+        total += here / rank
+        found[HIT_1] += here * (rank <= 1)
+        found[HIT_3] += here * (rank <= 3)
+        found[HIT_10] += here * (rank <= 10)
+        no_click_yet *= 1.0 - clicked / left
+        left -= 1
+        rank += 1
+    found[RECIPROCAL_RANK] = total
+
+
+# Regret: scores of the recorded examples, the summed log-loss, its gradient, and the loss along a direction.
+#
+# rows is a `HashedRows` whose `hashes` are int32 numbers of keys, in the order in which they first occur; uses:
+# float64[features], 1 where the variant uses the feature, else 0; end: only the first `end` rows count.
+
+
+@bare_inline
+def log_loss(margin: Any) -> Any:
+    """ln(1 + exp(-margin)) without overflow; margin is the score, negated where the label is 0."""
+    return math.log1p(math.exp(-abs(margin))) + max(-margin, 0.0)
+
+
+@bare_inline
+def probability(score: Any) -> Any:
+    """1 / (1 + exp(-score)) without overflow."""
+    small = math.exp(-abs(score))
+    return (1.0 if score >= 0.0 else small) / (1.0 + small)
+
+
+@bare_kernel
+def scores_of(rows: Any, uses: Any, end: Any, weights: Any, scores: Any) -> None:
+    """The score of each row under float64[keys] weights: float64[rows] out."""
+    for row in range(end):
+        score = 0.0
+        for i in range(rows.starts[row], rows.starts[row + 1]):
+            score += uses[rows.features[i]] * x_of(rows, i) * weights[rows.hashes[i]]
+        scores[row] = score
+
+
+@bare_kernel
+def add_gradient(rows: Any, uses: Any, end: Any, scores: Any, gradient: Any) -> None:
+    """Add the gradient of the summed loss at these scores to float64[keys]."""
+    for row in range(end):
+        error = importance_of(rows, row) * (probability(scores[row]) - rows.labels[row])
+        for i in range(rows.starts[row], rows.starts[row + 1]):
+            gradient[rows.hashes[i]] += uses[rows.features[i]] * x_of(rows, i) * error
+
+
+@bare_kernel
+def add_curvature(rows: Any, uses: Any, end: Any, curvature: Any) -> None:
+    """Add the largest second derivative of the summed loss along each key to float64[keys]: sum of omega x^2 / 4."""
+    for row in range(end):
+        for i in range(rows.starts[row], rows.starts[row + 1]):
+            x = uses[rows.features[i]] * x_of(rows, i)
+            curvature[rows.hashes[i]] += 0.25 * importance_of(rows, row) * x * x
+
+
+@bare_kernel
+def losses_to(rows: Any, scores: Any, ends: Any, out: Any) -> None:
+    """The summed loss of the first ends[i] rows, for ascending int64 ends: float64[ends] out."""
+    total, row = 0.0, 0
+    for index in range(ends.size):
+        while row < ends[index]:
+            sign = 1.0 if rows.labels[row] > 0.5 else -1.0
+            total += importance_of(rows, row) * log_loss(sign * scores[row])
+            row += 1
+        out[index] = total
+
+
+@bare_kernel
+def along(rows: Any, end: Any, scores: Any, direction: Any, size: Any) -> Any:
+    """The summed loss at scores + size * direction (both float64[rows]) and its first two derivatives in `size`."""
+    loss, slope, bend = 0.0, 0.0, 0.0
+    for row in range(end):
+        importance, score = importance_of(rows, row), scores[row] + size * direction[row]
+        p = probability(score)
+        loss += importance * log_loss(score if rows.labels[row] > 0.5 else -score)
+        slope += importance * (p - rows.labels[row]) * direction[row]
+        bend += importance * p * (1.0 - p) * direction[row] * direction[row]
+    return loss, slope, bend

@@ -52,16 +52,15 @@ class Recent:
 
     def update(self, predictions: Predictions) -> None:
         """Add a batch of predictions, made before the examples were learned."""
-        total = int(predictions.labels.size)
-        done = self._skipped(total)
-        if done:
-            self.rows += done
-            self._open_block()[:] = 0.0
-        terms = _terms(predictions, done, self._of_views)
-        begin = 0
+        terms, begin = _terms(predictions, self._of_views), 0
         while begin < len(terms):
             end = min(len(terms), begin + self._block - self.rows % self._block)
-            self._add(terms[begin:end])
+            sums = self._open_block()
+            # Row by row, so that the sums do not depend on the batches.
+            sums[:] = np.add.accumulate(np.vstack([sums, terms[begin:end]]), axis=0)[-1]
+            self.rows += end - begin
+            if self.rows % self._block == 0:
+                self._open_block()[:] = 0.0  # the oldest block leaves the window
             begin = end
 
     def figures(self, keys: int) -> RecentFigures:
@@ -78,19 +77,6 @@ class Recent:
             self._sums[...] = state["sums"]
             self.rows = int(state["rows"][0])
 
-    def _skipped(self, total: int) -> int:
-        """The number of rows at the start of a long batch whose blocks leave the window before its end."""
-        first_kept = (self.rows + total) // self._block - len(self._sums) + 1
-        return max(0, first_kept * self._block - self.rows)
-
-    def _add(self, terms: Floats) -> None:
-        """Add rows of one block. `accumulate` adds row by row, so that the sums do not depend on the calls."""
-        sums = self._open_block()
-        sums[:] = np.add.accumulate(np.vstack([sums, terms]), axis=0)[-1]
-        self.rows += len(terms)
-        if self.rows % self._block == 0:
-            self._open_block()[:] = 0.0  # the oldest block leaves the window
-
     def _open_block(self) -> Floats:
         sums: Floats = self._sums[self.rows // self._block % len(self._sums)]
         return sums
@@ -103,7 +89,7 @@ def weights_are_views(spec: ModelSpec) -> bool:
 
 def sums_of(predictions: Predictions, of_views: bool) -> Floats:
     """The sums of all rows of a batch, for `figures_of`. of_views: see `weights_are_views`."""
-    sums: Floats = _terms(predictions, 0, of_views).sum(axis=0)
+    sums: Floats = _terms(predictions, of_views).sum(axis=0)
     return sums
 
 
@@ -119,18 +105,17 @@ def figures_of(sums: Floats, variants: Sequence[str], keys: int) -> RecentFigure
     )
 
 
-def _terms(predictions: Predictions, first: int, of_views: bool) -> Floats:
-    """float64[rows, COUNTS + SUMS * variants]: the terms that each row from `first` on adds."""
-    labels, losses = predictions.labels[first:], predictions.losses[first:]
-    rows, variants = losses.shape
-    weights = predictions.weights[first:] if predictions.weights.size else np.ones(rows)
+def _terms(predictions: Predictions, of_views: bool) -> Floats:
+    """float64[rows, COUNTS + SUMS * variants]: the terms that each row adds."""
+    rows, variants = predictions.losses.shape
+    weights = predictions.weights if predictions.weights.size else np.ones(rows)
     squares = weights if of_views else weights * weights
     terms = np.empty((rows, COUNTS + SUMS * variants))
     terms[:, ROWS], terms[:, WEIGHT], terms[:, SQUARED_WEIGHT] = 1.0, weights, squares
-    terms[:, CLICKS] = weights * labels
+    terms[:, CLICKS] = weights * predictions.labels
     own = terms[:, COUNTS:].reshape(rows, variants, SUMS)
     for variant in range(variants):
-        loss, predicted = losses[:, variant], predictions.probabilities[first:, variant]
+        loss, predicted = predictions.losses[:, variant], predictions.probabilities[:, variant]
         own[:, variant, LOSS] = weights * loss
         own[:, variant, LOSS_2] = squares * loss
         own[:, variant, SQUARED_LOSS_2] = squares * loss * loss

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,7 +14,7 @@ from pydantic import Field
 
 from model_store.errors import OutputError
 from model_store.spec.sections import ChosenSection
-from trainer.learn.collisions import Collisions
+from trainer.learn.buckets import Collisions
 from trainer.learn.metrics.figures import Figures, MetricsRecord
 
 FORMAT: Literal["ftrie-metrics"] = "ftrie-metrics"
@@ -48,55 +47,6 @@ class VariantMetrics(Figures):
         """The defined metrics of the variant itself, as an artefact stores them."""
         own = self.model_dump(exclude={"difference"})
         return {name: value for name, value in own.items() if value is not None}
-
-
-_TOO_GOOD, _FEWEST_JUDGED = 0.999, 50
-_HARDLY_BETTER = 0.99
-_FEWEST_OF_ONE = 20
-
-
-def is_one_class(rows: float, clicked: float) -> bool:
-    """True if every row has a click, or none has: a model learns nothing of what makes one. A few may by chance."""
-    return rows >= _FEWEST_OF_ONE and clicked in (0, rows)
-
-
-def one_class_warnings(rows: int, clicked: int, label: str) -> tuple[str, ...]:
-    """A warning where all rows are of one class; label: the column."""
-    if not is_one_class(rows, clicked):
-        return ()
-    each = "every row is a click" if clicked else "no row is a click"
-    return (
-        f"{each} by column {label!r}, of {rows:,}: nothing can be learned of what makes one; check that it is the "
-        "label, and that views without a click are in the log",
-    )
-
-
-def leak_warnings(variants: Mapping[str, VariantMetrics], clicked: float, others: float) -> tuple[str, ...]:
-    """A warning where an AUC is better than a click can be foreseen; clicked, others: rows with and without one."""
-    name = next((name for name, each in variants.items() if (each.auc or 0.0) > _TOO_GOOD), None)
-    if name is None or min(clicked, others) < _FEWEST_JUDGED:
-        return ()
-    return (
-        f"{name} has an AUC of {variants[name].auc:.5f}: a field probably tells the label, and is not known before the "
-        "click; `ftrie doctor --spec SPEC LOG` looks for it",
-    )
-
-
-def gain_warnings(variants: Mapping[str, VariantMetrics], clicked: float, others: float) -> tuple[str, ...]:
-    """A warning where a model is hardly better than one rate for all rows, that of these rows; see `leak_warnings`."""
-    if min(clicked, others) < _FEWEST_JUDGED:
-        return ()
-    found = []
-    for name, each in variants.items():
-        entropy = each.normalized_entropy
-        if entropy is not None and entropy > _HARDLY_BETTER:
-            change = f"{100 * abs(1.0 - entropy):.2g} %"
-            found.append(
-                f"that of {name} is {f'only {change} lower' if entropy < 1.0 else f'{change} higher'}"
-            )
-    if not found:
-        return ()
-    return (f"against the log-loss of the click rate alone, predicted for every row, {'; '.join(found)}",)
 
 
 class GroupMetrics(MetricsRecord):

@@ -32,8 +32,8 @@ import pyarrow as pa
 from model_store.errors import InputError
 from model_store.spec.spec import ModelSpec
 from trainer.examples.examples_kernels import HashedRows
+from trainer.learn.metrics.metrics_kernels import add_curvature, add_gradient, along, losses_to, scores_of
 from trainer.learn.metrics.records import Regret, RegretPoint
-from trainer.learn.metrics.regret_kernels import add_curvature, add_gradient, along, losses_to, scores_of
 from trainer.learn.predictions_kernels import Predictions
 
 MOST_KEYS = 25_000_000
@@ -129,7 +129,7 @@ def points(rows: int) -> npt.NDArray[np.int64]:
 def minimum(rows: HashedRows, uses: Numbers, end: int, weights: Numbers, enough: float) -> Minimum:
     """Minimise the summed loss of the first `end` rows from these weights, until the gradient's 1-norm is `enough`.
 
-    rows: their hashes are numbers of keys; uses: as in `regret_kernels.py`. It may end earlier, where float64 knows no
+    rows: their hashes are numbers of keys; uses: as in `metrics_kernels.py`. It may end earlier, where float64 knows no
     lower loss or after 1,000 steps.
     """
     scale = np.zeros(weights.size)

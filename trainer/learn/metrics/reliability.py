@@ -15,14 +15,14 @@ import numpy.typing as npt
 
 from model_store.ratios import wilson
 from trainer.learn.metrics.figures import Figures, MetricsRecord, VariantSums, figures_of, ratio
-from trainer.learn.metrics.reliability_kernels import (
-    CLICKS,
-    COLUMNS,
-    LOSS,
-    PREDICTED,
-    ROWS,
-    SQUARED_WEIGHT,
-    WEIGHT,
+from trainer.learn.metrics.metrics_kernels import (
+    BIN_CLICKS,
+    BIN_COLUMNS,
+    BIN_LOSS,
+    BIN_PREDICTED,
+    BIN_ROWS,
+    BIN_SQUARED_WEIGHT,
+    BIN_WEIGHT,
     add_grouped,
 )
 from trainer.learn.metrics.tally import equal_weights
@@ -94,7 +94,7 @@ class ReliabilitySums:
 
     def __init__(self, groups: int, variants: int) -> None:
         self.clicked = np.zeros(groups, np.int64)
-        self._sums = np.zeros((groups, variants, BUCKETS, COLUMNS))
+        self._sums = np.zeros((groups, variants, BUCKETS, BIN_COLUMNS))
 
     def add(
         self, predictions: Predictions, rows: npt.NDArray[np.int64], groups: npt.NDArray[np.int64]
@@ -112,7 +112,7 @@ class ReliabilitySums:
 
     def rows(self, group: int) -> int:
         """The rows of a group."""
-        return int(self._sums[group, 0, :, ROWS].sum())
+        return int(self._sums[group, 0, :, BIN_ROWS].sum())
 
     def enough(self, group: int) -> bool:
         """Whether a group has enough clicked and unclicked rows to be judged."""
@@ -122,16 +122,16 @@ class ReliabilitySums:
     def group(self, group: int, variants: Sequence[str]) -> GroupReliability:
         """The figures of one group."""
         total = self._sums[group, 0].sum(axis=0)
-        own = _bin(total) if total[WEIGHT] > 0.0 else None
+        own = _bin(total) if total[BIN_WEIGHT] > 0.0 else None
         clicked = int(self.clicked[group])
-        fewer = min(clicked, int(total[ROWS]) - clicked)
+        fewer = min(clicked, int(total[BIN_ROWS]) - clicked)
         count = min(max(fewer // ROWS_OF_BIN, 1), BINS)
         return GroupReliability(
-            rows=int(total[ROWS]),
+            rows=int(total[BIN_ROWS]),
             clicked=clicked,
-            weight=float(total[WEIGHT]),
-            clicks=float(total[CLICKS]),
-            click_rate=ratio(total[CLICKS], total[WEIGHT]),
+            weight=float(total[BIN_WEIGHT]),
+            clicks=float(total[BIN_CLICKS]),
+            click_rate=ratio(total[BIN_CLICKS], total[BIN_WEIGHT]),
             low=own.low if own else None,
             high=own.high if own else None,
             variants={name: _reliability(self._sums[group, bit], count) for bit, name in enumerate(variants)},
@@ -139,15 +139,18 @@ class ReliabilitySums:
 
 
 def _reliability(buckets: Floats, count: int) -> Reliability:
-    """The figures of one group and variant: float64[BUCKETS, COLUMNS]."""
+    """The figures of one group and variant: float64[BUCKETS, BIN_COLUMNS]."""
     total = buckets.sum(axis=0)
-    weight, clicks = float(total[WEIGHT]), float(total[CLICKS])
-    bins = _bins(buckets, count) if weight > 0.0 else np.empty((0, COLUMNS))
-    gap = np.abs(bins[:, PREDICTED] - bins[:, CLICKS])
-    mean = bins[:, PREDICTED] / bins[:, WEIGHT]
-    noise = np.sqrt(2.0 / math.pi * bins[:, SQUARED_WEIGHT] * mean * np.maximum(1.0 - mean, 0.0))
-    outcomes = buckets[:, CLICKS], buckets[:, WEIGHT] - buckets[:, CLICKS]
-    sums = VariantSums(weight, clicks, float(total[LOSS]), float(total[PREDICTED]), *outcomes)
+    weight, clicks = float(total[BIN_WEIGHT]), float(total[BIN_CLICKS])
+    bins = np.zeros((count, BIN_COLUMNS))
+    if weight > 0.0:
+        np.add.at(bins, equal_weights(buckets[:, BIN_WEIGHT], count), buckets)
+    bins = bins[bins[:, BIN_WEIGHT] > 0.0]
+    gap = np.abs(bins[:, BIN_PREDICTED] - bins[:, BIN_CLICKS])
+    mean = bins[:, BIN_PREDICTED] / bins[:, BIN_WEIGHT]
+    noise = np.sqrt(2.0 / math.pi * bins[:, BIN_SQUARED_WEIGHT] * mean * np.maximum(1.0 - mean, 0.0))
+    outcomes = buckets[:, BIN_CLICKS], buckets[:, BIN_WEIGHT] - buckets[:, BIN_CLICKS]
+    sums = VariantSums(weight, clicks, float(total[BIN_LOSS]), float(total[BIN_PREDICTED]), *outcomes)
     return Reliability(
         **figures_of(sums),
         ece=ratio(gap.sum(), weight),
@@ -156,19 +159,11 @@ def _reliability(buckets: Floats, count: int) -> Reliability:
     )
 
 
-def _bins(buckets: Floats, count: int) -> Floats:
-    """Up to `count` bins of about equal weight by score: float64[bins, COLUMNS], none of them without weight."""
-    bins = np.zeros((count, COLUMNS))
-    np.add.at(bins, equal_weights(buckets[:, WEIGHT], count), buckets)
-    filled: Floats = bins[bins[:, WEIGHT] > 0.0]
-    return filled
-
-
 def _bin(sums: Floats) -> ReliabilityBin:
-    weight = float(sums[WEIGHT])
-    rate = min(float(sums[CLICKS]) / weight, 1.0)
-    low, high = wilson(rate, weight * weight / float(sums[SQUARED_WEIGHT]))
-    predicted = float(sums[PREDICTED]) / weight
+    weight = float(sums[BIN_WEIGHT])
+    rate = min(float(sums[BIN_CLICKS]) / weight, 1.0)
+    low, high = wilson(rate, weight * weight / float(sums[BIN_SQUARED_WEIGHT]))
+    predicted = float(sums[BIN_PREDICTED]) / weight
     return ReliabilityBin(
-        rows=int(sums[ROWS]), weight=weight, predicted=predicted, click_rate=rate, low=low, high=high
+        rows=int(sums[BIN_ROWS]), weight=weight, predicted=predicted, click_rate=rate, low=low, high=high
     )

@@ -19,9 +19,8 @@ import numpy.typing as npt
 
 from model_store.errors import SpecError
 from trainer.examples.requests import MOST_ROWS, Runs
-from trainer.learn.metrics.requests_kernels import MEASURES, judge
-from trainer.learn.predictions_kernels import Predictions
-from trainer.learn.scorer_kernels import add_rows
+from trainer.learn.metrics.metrics_kernels import MEASURES, judge
+from trainer.learn.predictions_kernels import Predictions, add_rows
 
 Array = npt.NDArray[Any]
 
@@ -187,7 +186,7 @@ class RequestMeasure:
 
     @classmethod
     def parse(cls, text: str) -> RequestMeasure | None:
-        """The measure of this name; None if it is none of requests, such as logloss. Raises SpecError for a bad k."""
+        """The measure of this name; None for another measure, such as logloss. Raises SpecError for a bad k."""
         name, at, k = text.partition("@")
         if text in BY_REQUEST:
             return cls(text)

@@ -1,4 +1,4 @@
-"""Warnings about a learning model: predictions that diverge, variants that are equal, too many hash collisions.
+"""Warnings about a learning model and its log: predictions that diverge, equal variants, collisions, labels.
 
 The model is checked whenever a chunk of rows is large enough: 1,000 rows, 100 with a click and 100 without. A shorter
 log is checked as a whole at its end. docs/metrics.md#warnings has the bounds.
@@ -6,17 +6,20 @@ log is checked as a whole at its end. docs/metrics.md#warnings has the bounds.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from model_store.errors import counted
 from model_store.features.features import CrossPlan, FieldPlan
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.learn.coordinates import Coordinates
 from trainer.learn.metrics.figures import entropy
 from trainer.learn.metrics.metrics import ProgressiveMetrics, Sums
+from trainer.learn.metrics.records import VariantMetrics
 from trainer.learn.table import TableKeys
 
 CHUNK_ROWS, CHUNK_CLICKS = 1_000, 100
@@ -25,6 +28,13 @@ WORSE = 1.5
 SHORT_ROWS, SHORT_LOGLOSS = 100, 1.0
 """For a log shorter than a chunk a warning is due above this log-loss; an untrained model has ln 2 = 0.69."""
 _MOVES = 2.0  # a field is named if its mean effect on the score is at least this
+
+_FEWEST_OF_EACH = 100
+_RARELY = 20
+"""How many times less often than by chance the labels change. Where clicks come in bursts it may be some times."""
+_TOO_GOOD, _FEWEST_JUDGED = 0.999, 50
+_HARDLY_BETTER = 0.99
+_FEWEST_OF_ONE = 20
 
 DIVERGING, SAME_VARIANTS, COLLISIONS = "diverging", "same variants", "collisions"
 
@@ -189,3 +199,87 @@ def _worst(sums: Sums) -> _WorstVariant:
     rate = entropy(sums.clicks / sums.weight)
     worst = float(logloss[variant])
     return _WorstVariant(variant, int(sums.rows), worst, worst / rate if rate else 0.0)
+
+
+class LabelOrder:
+    """Whether a log is sorted by its label: then a learner follows the order, and its figures ignore the fields.
+
+    Counts how often the label changes from one row to the next (Wald and Wolfowitz 1940, the runs test).
+    """
+
+    def __init__(self) -> None:
+        self.rows = self.clicks = self.changes = 0
+        self._last = np.zeros(0, np.bool_)
+
+    def add(self, labels: npt.NDArray[Any]) -> None:
+        """Add the next rows' labels: above 0 for a click."""
+        clicked = np.concatenate([self._last, labels > 0])
+        self.rows += labels.size
+        self.clicks += int(np.count_nonzero(labels > 0))
+        self.changes += int(np.count_nonzero(clicked[1:] != clicked[:-1]))
+        self._last = clicked[-1:]
+
+    @property
+    def expected(self) -> float:
+        """How often the label would change if the rows came in any order."""
+        return 2.0 * self.clicks * (self.rows - self.clicks) / max(self.rows, 1)
+
+    @property
+    def is_sorted(self) -> bool:
+        """True if rows with a click come together, and those without, as they would not by chance."""
+        few = min(self.clicks, self.rows - self.clicks) < _FEWEST_OF_EACH
+        return not few and _RARELY * self.changes < self.expected
+
+    def warnings(self) -> tuple[str, ...]:
+        """A warning if it is sorted."""
+        if not self.is_sorted:
+            return ()
+        return (
+            f"the log seems sorted by its label: it changes {counted(self.changes, 'time')} from row to row, "
+            f"and would {self.expected:,.0f} times in another order; a learner follows the order, so its figures say "
+            "nothing of the fields",
+        )
+
+
+def is_one_class(rows: float, clicked: float) -> bool:
+    """True if every row has a click, or none has: a model learns nothing of what makes one. A few may by chance."""
+    return rows >= _FEWEST_OF_ONE and clicked in (0, rows)
+
+
+def one_class_warnings(rows: int, clicked: int, label: str) -> tuple[str, ...]:
+    """A warning where all rows are of one class; label: the column."""
+    if not is_one_class(rows, clicked):
+        return ()
+    each = "every row is a click" if clicked else "no row is a click"
+    return (
+        f"{each} by column {label!r}, of {rows:,}: nothing can be learned of what makes one; check that it is the "
+        "label, and that views without a click are in the log",
+    )
+
+
+def leak_warnings(variants: Mapping[str, VariantMetrics], clicked: float, others: float) -> tuple[str, ...]:
+    """A warning where an AUC is better than a click can be foreseen; clicked, others: rows with and without one."""
+    name = next((name for name, each in variants.items() if (each.auc or 0.0) > _TOO_GOOD), None)
+    if name is None or min(clicked, others) < _FEWEST_JUDGED:
+        return ()
+    return (
+        f"{name} has an AUC of {variants[name].auc:.5f}: a field probably tells the label, and is not known before the "
+        "click; `ftrie doctor --spec SPEC LOG` looks for it",
+    )
+
+
+def gain_warnings(variants: Mapping[str, VariantMetrics], clicked: float, others: float) -> tuple[str, ...]:
+    """A warning where a model is hardly better than one rate for all rows, that of these rows; see `leak_warnings`."""
+    if min(clicked, others) < _FEWEST_JUDGED:
+        return ()
+    found = []
+    for name, each in variants.items():
+        entropy = each.normalized_entropy
+        if entropy is not None and entropy > _HARDLY_BETTER:
+            change = f"{100 * abs(1.0 - entropy):.2g} %"
+            found.append(
+                f"that of {name} is {f'only {change} lower' if entropy < 1.0 else f'{change} higher'}"
+            )
+    if not found:
+        return ()
+    return (f"against the log-loss of the click rate alone, predicted for every row, {'; '.join(found)}",)
