@@ -22,8 +22,7 @@ from benchmarks.common import ROUNDS, Spread, report
 from model_store.spec.spec import ModelSpec, parse_spec
 from trainer.events.columns import Wanted
 from trainer.events.events import NEVER_US, Chunk, Int64s, Lag, SourcePosition
-from trainer.events.line_parser import read_lines
-from trainer.events.parse import Parser
+from trainer.events.parse import Parser, read_lines
 from trainer.sources.merge import Merger
 
 COLUMNS = ("what", "MB", "MB/s", "low", "high", "events/s", "M rows/s")

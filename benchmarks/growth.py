@@ -53,8 +53,7 @@ from trainer.events.waiting_rows import Segments
 from trainer.learn.slots_kernels import layout_of
 from trainer.learn.table import ValueTable
 from trainer.learn.table_kernels import ENTRY_HEAD
-from trainer.sources.merge import Part, merge
-from trainer.sources.read_ahead import Parsed
+from trainer.sources.merge import Parsed, Part, merge
 from trainer.sources.redis import StreamSource
 
 COLUMNS = ("part", "what", "of", "count", "MB", "bytes each", "of a dict")

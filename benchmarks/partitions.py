@@ -27,7 +27,7 @@ from ftrie.demo.settings import MODEL, Habits
 from model_store.spec.spec import load_spec
 from model_store.store import Store
 from model_store.waiting import StopRequest
-from trainer.events.share import PartitionShare
+from trainer.events.parse import PartitionShare
 from trainer.output import SILENT
 from trainer.runs.status import Status
 from trainer.runs.trainer import Trainer

@@ -147,15 +147,14 @@ def replay(
     from model_store.files import write_whole
     from model_store.spec.spec import load_spec
     from model_store.store import Store
-    from trainer.events.fields import resolve_fields
+    from trainer.events.columns import resolve_fields
     from trainer.formats.batch import STDIN
-    from trainer.formats.registry import EVENTS
+    from trainer.formats.reader import EVENTS
     from trainer.formats.streams import is_pipe
     from trainer.learn.metrics.figures import IN_TABLES
     from trainer.off_policy.logged import DECISION_LIST, DECISION_ROW
     from trainer.runs.first_events import first_events
-    from trainer.sources.kinds import kind_of
-    from trainer.sources.open_sources import check_there, names_store
+    from trainer.sources.open_sources import check_there, kind_of, names_store
 
     if save is not None and save.suffix != ".arrow":
         raise typer.BadParameter("a model is saved as .arrow; `ftrie store export` writes the JSON form")

@@ -30,7 +30,7 @@ from server.model import shared_memory
 from server.sync import state_folder
 from server.telemetry import meter
 from trainer.checkpoint import file as checkpoint_file
-from trainer.formats import cache
+from trainer.formats import stored_rows
 from trainer.learn.metrics import records
 from trainer.runs import status
 from trainer.tune import passes
@@ -45,7 +45,7 @@ FORMATS = {
     "experiment": experiments.FORMAT,
     "metrics file": records.FORMAT_VERSION,
     "state of `ftrie tune --state`": passes.STATE_VERSION,
-    "cache of a log": cache._VERSION,
+    "cache of a log": stored_rows._VERSION,
     "parts of a served model": shared_memory.FORMAT_VERSION,
     "last good model of a server": state_folder.FORMAT,
 }

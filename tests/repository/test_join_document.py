@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from model_store.spec.sections import JoinSection
-from trainer.events.join import Join
-from trainer.events.join_state import COUNTED, DUE, EARLY, ENTRY, JoinCounts
+from trainer.events.join import COUNTED, DUE, EARLY, ENTRY, Join, JoinCounts
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "join.md").read_text("utf-8")
 

@@ -18,17 +18,16 @@ from tests.repository.pages import ROOT, page, tables
 from trainer.events.events import READ_BYTES, READ_EVENTS
 from trainer.examples.requests import MOST_ROWS
 from trainer.formats.batch import HEAD_BYTES
-from trainer.formats.reader import BATCH_BYTES
-from trainer.formats.registry import EVENTS, FORMATS
+from trainer.formats.reader import BATCH_BYTES, EVENTS, FORMATS
 from trainer.formats.sparse import REASONS
 from trainer.formats.streams import MAX_ROW_BYTES
 from trainer.learn import buckets
 from trainer.learn.admission import cell_width, size_filter
 from trainer.learn.eviction import SWEEP_ROWS
 from trainer.learn.metrics import metrics, records, regret, tally
-from trainer.sources import file_tracker, kinds, open_files, redis
+from trainer.sources import file_tracker, open_files, redis
 from trainer.sources import kafka as kafka_client
-from trainer.sources.open_sources import open_sources
+from trainer.sources.open_sources import PREFIXES, open_sources
 
 
 def code_of(*folders: str) -> str:
@@ -182,7 +181,7 @@ def test_every_kind_of_name_is_understood(tmp_path: Path) -> None:
 
 def test_kinds_endings_and_sizes_of_sources_are_those_of_the_code() -> None:
     text = page("events.md")
-    assert all(f"`{kind}=NAME`" in text for kind in kinds.PREFIXES)
+    assert all(f"`{kind}=NAME`" in text for kind in PREFIXES)
     endings = re.search(r"those ending in (.+?);", text)
     assert endings is not None
     assert tuple(re.findall(r"`([^`]+)`", endings[1])) == open_files._SKIPPED

@@ -16,10 +16,9 @@ from model_store.spec.spec import ModelSpec
 from trainer.examples.open_log import ONLY_WHOLE, Log, RunStart, open_log
 from trainer.examples.side_tables import side_tables
 from trainer.formats.batch import STDIN
-from trainer.formats.reader import BATCH_BYTES, expand
-from trainer.formats.registry import EVENTS
+from trainer.formats.reader import BATCH_BYTES, EVENTS, expand
 from trainer.settings import HeldOutRows
-from trainer.sources.kinds import kind_of
+from trainer.sources.open_sources import kind_of
 
 _BLOCKS = 256
 _SMALLEST_BLOCK = 64 * 1024

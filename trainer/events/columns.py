@@ -3,7 +3,8 @@
 A column is looked up by name in the item's features, the item's own members, the context, the user, and the event's top
 level; then, if its name has dots, as a path in the same five, in the same order. The first non-null value wins, row by
 row. The columns of the request, time, cookie and item have fixed paths; a field that reads one of them looks first
-where the value it was served with is.
+where the value it was served with is. A spec's fields are resolved by the first impressions; the values of derived
+fields, for events and logs alike, are computed by `model_store.features.derived`.
 """
 
 from __future__ import annotations
@@ -19,11 +20,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from model_store.features.derived import Derivations
+from model_store.errors import SpecError
+from model_store.features.derived import ABSENT, Derivations, Numbers, Starts
 from model_store.hash_kernels import digest_columns
 from model_store.ratios import BUCKETS
+from model_store.spec.sections import FieldSpec, Kind, Side
 from model_store.spec.spec import ModelSpec
+from model_store.spec.values import LARGEST_REAL
 from trainer.formats.cells import addresses, number_column, plain, text_column
+from trainer.formats.jsonl import BadRow, load
 
 Form = Literal["text", "number", "set"]
 Path = tuple[str, ...]
@@ -155,9 +160,22 @@ TEXT, SET, MAP = pa.binary(), pa.list_(pa.binary()), pa.map_(pa.binary(), pa.flo
 
 def shaped(array: pa.Array, form: Form) -> pa.Array:
     """An array of a plain kind (`trainer.formats.batch`) as the form's type, see `Column`."""
+    kind = array.type
     if form == "number":
-        return _numbers(array)
-    return _sets(array) if form == "set" else text_column(plain(array))
+        array = plain(array)
+        numbers, bad = number_column(array)
+        # + 0.0: -0.0 and 0.0 are one number
+        return text_column(array) if bad else pa.array(numbers + 0.0, mask=np.isnan(numbers))
+    if form == "set" and pa.types.is_null(kind):
+        return pa.nulls(len(array), SET)
+    if form == "set" and pa.types.is_list(kind):
+        lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
+        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
+        members = text_column(plain(array.flatten()))
+        return pa.ListArray.from_arrays(offsets, members, mask=array.is_null() if array.null_count else None)
+    if form == "set" and pa.types.is_map(kind):
+        return array.cast(MAP)
+    return text_column(plain(array))
 
 
 def digests(text: pa.Array) -> npt.NDArray[np.uint64]:
@@ -194,30 +212,6 @@ def _one(arrays: Sequence[pa.Array]) -> pa.Array:
     return pa.concat_arrays([_as_text(array) for array in arrays])
 
 
-def _numbers(array: pa.Array) -> pa.Array:
-    array = plain(array)
-    numbers, bad = number_column(array)
-    if bad:
-        return text_column(array)
-    return pa.array(numbers + 0.0, mask=np.isnan(numbers))  # + 0.0: -0.0 and 0.0 are one number
-
-
-def _sets(array: pa.Array) -> pa.Array:
-    kind = array.type
-    if pa.types.is_null(kind):
-        return pa.nulls(len(array), SET)
-    if pa.types.is_list(kind):
-        return _listed(array, text_column(plain(array.flatten())))
-    return array.cast(MAP) if pa.types.is_map(kind) else text_column(plain(array))
-
-
-def _listed(lists: pa.Array, members: pa.Array) -> pa.Array:
-    lengths = pc.list_value_length(lists).fill_null(0).to_numpy(zero_copy_only=False)
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    mask = lists.is_null() if lists.null_count else None
-    return pa.ListArray.from_arrays(pa.array(offsets), members, mask=mask)
-
-
 def _as_text(array: pa.Array) -> pa.Array:
     """An array of any form's type as text: lists and maps as JSON, which a field of kind "set" reads alike."""
     if pa.types.is_binary(array.type):
@@ -231,3 +225,167 @@ def _json(value: Sequence[Any]) -> bytes:
     if value and isinstance(value[0], tuple):
         return json.dumps({member.decode(): x for member, x in value}).encode()
     return json.dumps([member.decode() for member in value]).encode()
+
+
+_NOWHERE: Mapping[str, FieldSpec] = {}
+
+
+def columns_seen(data: bytes) -> dict[str, FieldSpec]:
+    """The members of the items' features, the context and the user in the impressions of `data`, as fields.
+
+    In order of appearance; lists and objects of numbers are sets, the rest categories. Other lines are skipped.
+    """
+    found: dict[str, FieldSpec] = {}
+    for event in _impressions(data):
+        sides: list[tuple[Side, dict[str, Any]]] = [
+            ("item", _object(item, FEATURES)) for item in event[ITEMS] if isinstance(item, dict)
+        ]
+        for side, values in (*sides, ("context", _object(event, CONTEXT)), ("user", _object(event, USER))):
+            for name, value in values.items():
+                if value is None:
+                    continue
+                kind: Kind = "set" if isinstance(value, list | dict) else "category"
+                if name not in found or (kind, found[name].kind) == ("set", "category"):
+                    found[name] = FieldSpec(side=side, kind=kind)
+    return found
+
+
+def columns_named(data: bytes) -> tuple[str, ...]:
+    """The names of all values in the impressions of `data`: of items, user and context, and of the top level."""
+    return tuple(_names(list(_impressions(data))))
+
+
+def resolve_fields(
+    spec: ModelSpec,
+    data: bytes,
+    sources: Sequence[str] = ("the log",),
+    elsewhere: Mapping[str, FieldSpec] = _NOWHERE,
+) -> ModelSpec:
+    """The spec resolved by the impressions in `data`, or by itself if there are none.
+
+    A spec without [fields] gets all features of items, user and context. elsewhere: columns that side tables have, as
+    fields. Raises SpecError if it has no fields and there is no impression, naming the `sources`; or if no impression
+    has a field that is not optional. The label is the join's, 0 or 1, whatever the log of another run had.
+    """
+    if spec.input.positive is not None or spec.input.views is not None:
+        labelled = spec.input.model_copy(update={"positive": None, "views": None})
+        spec = spec.model_copy(update={"input": labelled})
+    events = list(_impressions(data))
+    if not spec.fields and not events:
+        raise SpecError(
+            f"fields: there are none, and no impression yet in {', '.join(sources)} to take them from; "
+            "name them in [fields], or log some first"
+        )
+    named = spec.input.named_columns
+    if not spec.fields:
+        seen = {
+            name: field
+            for name, field in {**elsewhere, **columns_seen(data)}.items()
+            if name not in {*named, *spec.input.ignore}
+        }
+        if not seen:
+            raise SpecError(
+                "fields: there are none, and the first impressions have no feature, user or context"
+            )
+        spec = spec.model_copy(update={"fields": seen})
+    for name, field in spec.fields.items() if events else ():
+        column = field.column or name
+        if field.optional or field.is_derived or column in elsewhere:
+            continue
+        if not any(_has(event, path) for event in events for path in paths_of(spec, column)):
+            raise SpecError(
+                f"fields.{name}: no impression so far has {column!r}; they have: {', '.join(_names(events))}; correct "
+                "it, or set optional = true if it is to come"
+            )
+    return spec.resolve((*named, *(field.column or name for name, field in spec.fields.items())))
+
+
+def _has(event: dict[str, Any], path: Path) -> bool:
+    inside = path[0] == ITEMS
+    values: list[Any] = event[ITEMS] if inside else [event]
+    for part in path[1:] if inside else path:
+        values = [value.get(part) for value in values if isinstance(value, dict)]
+    return any(value is not None for value in values)
+
+
+def _names(events: list[dict[str, Any]]) -> list[str]:
+    """The columns that events have, each once: of items, of context and user, and of the top level."""
+    names: dict[str, None] = {}
+    for event in events:
+        for item in event[ITEMS]:
+            if isinstance(item, dict):
+                names.update(dict.fromkeys(_object(item, FEATURES)))
+                names.update(dict.fromkeys(name for name in item if name != FEATURES))
+        for part in (CONTEXT, USER):
+            names.update(dict.fromkeys(_object(event, part)))
+        names.update(dict.fromkeys(name for name in event if name not in (ITEMS, CONTEXT, USER)))
+    return list(names)
+
+
+def _impressions(data: bytes) -> Iterator[dict[str, Any]]:
+    for line in data.splitlines():
+        try:
+            event = load(line)
+        except BadRow:
+            continue
+        if isinstance(event.get(ITEMS), list):
+            yield event
+
+
+def _object(holder: dict[str, Any], name: str) -> dict[str, Any]:
+    value = holder.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+Columns = Mapping[str, Any]
+
+
+def derive(derived: Derivations, columns: Columns, starts: Starts) -> dict[str, Any]:
+    """The columns of whole requests, derived values included. `starts` as in `Derivations.computed`."""
+    numbers = numbers_read(derived, columns, int(starts[-1]))
+    return with_numbers(derived, columns, derived.computed(numbers, starts))
+
+
+def numbers_read(derived: Derivations, columns: Columns, rows: int) -> dict[str, Numbers]:
+    """The numbers of the fields that are read or computed, from columns of `rows` rows; NaN without a column."""
+    return {
+        name: column_numbers(columns[column]) if column in columns else np.full(rows, ABSENT)
+        for name, column in derived.columns.items()
+    }
+
+
+def with_numbers(derived: Derivations, columns: Columns, numbers: Mapping[str, Numbers]) -> dict[str, Any]:
+    """The columns, with these numbers where the columns of derived fields have no value."""
+    own = {derived.columns[field.name]: numbers[field.name] for field in derived.fields}
+    return {name: _filled(column, own[name]) if name in own else column for name, column in columns.items()}
+
+
+def column_numbers(column: Any) -> Numbers:
+    """`derived.value_number` of every value of an Arrow column."""
+    array = plain(column)
+    if pa.types.is_nested(array.type):
+        return np.full(len(array), np.nan)
+    numbers, _ = number_column(array)
+    numbers[np.abs(numbers) > LARGEST_REAL] = np.nan
+    return numbers
+
+
+def _filled(column: Any, numbers: Numbers) -> Any:
+    """The column with numbers where it has no value. A value that is no number stays, so that its row is rejected."""
+    array = plain(column)
+    if pa.types.is_nested(array.type):
+        return array
+    missing = array.is_null()
+    if pa.types.is_binary(array.type):
+        # The empty text is a null too, as in all columns of text.
+        missing = pc.or_kleene(missing, pc.equal(pc.binary_length(array), 0)).fill_null(True)
+    if not missing.true_count:
+        return array
+    made = pa.array(numbers, mask=np.isnan(numbers))
+    if missing.true_count == len(array):
+        return made
+    if pa.types.is_integer(array.type) or pa.types.is_floating(array.type):
+        # Doubles for all: each number is read as a double later anyway.
+        return pc.if_else(missing, made, array.cast(pa.float64(), safe=False))
+    # As text, which also holds values that are not numbers.
+    return pc.if_else(missing, text_column(made), text_column(array))

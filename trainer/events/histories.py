@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,7 @@ from model_store.records.records import BATCH, Records
 from model_store.spec.spec import ModelSpec
 from trainer.events.columns import DERIVED, together
 from trainer.events.events import BACKFILL_US, CLICK, FEEDBACK, IMPRESSION, Merged
+from trainer.events.waiting_rows import WaitingRows
 from trainer.formats.cells import column_text, plain
 
 MOST_USERS = 1_000_000
@@ -130,27 +131,21 @@ class Histories:
         self.keeps_changed = True
         self._changed = dict.fromkeys([*reversed(self._unpacked), *reversed(self._packed)])
 
-    def user_values(self, cookie: bytes, user: UserHistory | None, now_us: int) -> list[HistoryValue]:
-        """The values of the plan's user fields for a request at `now_us`; None for a request without a cookie."""
-        fields = self.plan.user_fields
-        if not cookie:
-            return [None] * len(fields)
-        known = user or _NEW
-        return [known.of_user(each, now_us) for each in fields]
+    def values(
+        self, cookie: bytes, now_us: int, texts: Texts
+    ) -> tuple[list[HistoryValue], list[list[float | None]]]:
+        """Of a request at `now_us`: the values of the plan's user fields; those of its item fields for all candidates.
 
-    def item_values(
-        self, cookie: bytes, user: UserHistory | None, now_us: int, texts: Texts
-    ) -> list[list[float | None]]:
-        """The values of the plan's item fields, each for all candidates, whose texts these are."""
-        found: list[list[float | None]] = []
-        for each in self.plan.item_fields:
-            mine = texts[each.of]
-            if cookie:
-                values, other = (user or _NEW).of_items(each, now_us), absent(each)
-                found.append([values.get(text, other) if text else None for text in mine])
-            else:
-                found.append([None] * len(mine))
-        return found
+        texts: of the candidates. Without a cookie there is no value.
+        """
+        plan, of_items = self.plan, list[list[float | None]]()
+        if not cookie:
+            return [None] * len(plan.user_fields), [[None] * len(texts[each.of]) for each in plan.item_fields]
+        known = self.find(cookie) or _NEW
+        for each in plan.item_fields:
+            values, other = known.of_items(each, now_us), absent(each)
+            of_items.append([values.get(text, other) if text else None for text in texts[each.of]])
+        return [known.of_user(each, now_us) for each in plan.user_fields], of_items
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """The users in order of their last use, for `restore`."""
@@ -187,16 +182,6 @@ def restored_texts(name: str, arrays: Arrays) -> list[bytes]:
 
 _NEW = UserHistory()
 """A user of whom nothing is known. Never changed."""
-
-
-class Segment(Protocol):
-    """Where the rows of impressions wait for feedback."""
-
-    def table(self, number: int, /) -> Columns:
-        """The columns of a segment."""
-
-    def replace(self, number: int, columns: Columns, /) -> None:
-        """Give a segment that `add` has just made other columns."""
 
 
 @dataclass(frozen=True)
@@ -241,7 +226,7 @@ class EventHistories:
         plan = HistoryPlan.of(*specs)
         return cls(next(each for each in specs if HistoryPlan.of(each)), plan) if plan is not None else None
 
-    def take(self, merged: Merged, segments: Segment) -> None:
+    def take(self, merged: Merged, segments: WaitingRows) -> None:
         """Fill the history columns of the segment of these events, and take the events. O(events · history)."""
         shown = np.flatnonzero((merged.kind == IMPRESSION) & (merged.rows > 0))
         rows = None
@@ -311,11 +296,8 @@ class EventHistories:
             return  # a duplicate
         texts = [column[part] for column in rows.texts]
         if rows.fills:
-            user = users.find(cookie) if cookie else None
-            rows.of_users[index] = users.user_values(cookie, user, time_us)
-            for column, values in zip(
-                rows.of_items, users.item_values(cookie, user, time_us, texts), strict=True
-            ):
+            rows.of_users[index], of_items = users.values(cookie, time_us, texts)
+            for column, values in zip(rows.of_items, of_items, strict=True):
                 column[part] = values
         users.add(cookie, SEEN, time_us, texts)
         self._requests.pop(request, None)
@@ -373,7 +355,7 @@ class EventHistories:
             "requests": np.fromiter(self._requests, np.uint64, len(known)),
             "times": np.array([each.time_us for each in known], np.int64),
             "rows": np.array([each.items.size for each in known], np.int64),
-            "items": _joined([each.items for each in known], np.uint64),
+            "items": np.concatenate([np.zeros(0, np.uint64), *(each.items for each in known)]),
             "flags": np.frombuffer(b"".join(each.flags for each in known), np.uint8),
             "early": np.array([(each[0], each[1]) for each in early], np.uint64).reshape(-1, 2),
             "early.times": np.array([(each[2], each[3]) for each in early], np.int64).reshape(-1, 2),
@@ -409,10 +391,6 @@ class EventHistories:
             self._hold(request, item, what, time_us)
 
 
-def _joined(arrays: Sequence[npt.NDArray[Any]], dtype: Any) -> npt.NDArray[Any]:
-    return np.concatenate([np.zeros(0, dtype), *arrays])
-
-
 class _SegmentRows:
     """The rows of a segment as histories read them, and the values found for them.
 
@@ -430,10 +408,7 @@ class _SegmentRows:
         self._plan, self._columns = plan, columns
         self.cookies = texts_of(columns[cookie])
         count = len(self.cookies)
-        self.texts: Texts = [
-            [kept(text) for text in texts_of(columns[name])] if name is not None else [b""] * count
-            for name in sources
-        ]
+        self.texts = row_texts(columns, sources, count)
         served = columns.get(DERIVED)
         carried = pc.equal(served, pa.scalar(derivation, pa.binary())) if served is not None else None
         self._lacking = {each.source: lacking(columns[each.source], carried) for each in plan.fields}
@@ -443,17 +418,40 @@ class _SegmentRows:
 
     def filled(self, impression: npt.NDArray[np.int64]) -> Columns:
         """The columns with the values found. impression: of each row, the number of its event."""
-        plan, filled = self._plan, dict(self._columns)
         events, of_row = np.unique(impression, return_inverse=True)
-        none: list[HistoryValue] = [None] * len(plan.user_fields)
+        none: list[HistoryValue] = [None] * len(self._plan.user_fields)
         of_users = [self.of_users.get(event, none) for event in events.tolist()]
-        for place, each in enumerate(plan.user_fields):
-            values = as_array(each, [values[place] for values in of_users]).take(pa.array(of_row))
-            filled[each.source] = where(self._lacking[each.source], values, filled[each.source])
-        for each, numbers in zip(plan.item_fields, self.of_items, strict=True):
-            values = as_array(each, numbers)
-            filled[each.source] = where(self._lacking[each.source], values, filled[each.source])
-        return filled
+        return with_values(self._plan, self._columns, self._lacking, (of_users, of_row), self.of_items)
+
+
+def with_values(
+    plan: HistoryPlan,
+    columns: Columns,
+    lacking: Mapping[str, npt.NDArray[np.bool_]],
+    of_users: tuple[Sequence[Sequence[HistoryValue]], npt.NDArray[Any]],
+    of_items: Sequence[Sequence[float | None]],
+) -> dict[str, pa.Array]:
+    """The columns, with the values of history fields where these lack one.
+
+    of_users: for each request its values, and the number of each row's request; of_items: by field, of each row.
+    """
+    filled, (requests, of_row) = dict(columns), of_users
+    found = [
+        _as_array(each, [values[place] for values in requests]).take(pa.array(of_row))
+        for place, each in enumerate(plan.user_fields)
+    ]
+    found += [_as_array(each, numbers) for each, numbers in zip(plan.item_fields, of_items, strict=True)]
+    for each, array in zip((*plan.user_fields, *plan.item_fields), found, strict=True):
+        filled[each.source] = _where(lacking[each.source], array, filled[each.source])
+    return filled
+
+
+def row_texts(columns: Columns, sources: Sequence[str | None], rows: int) -> Texts:
+    """The texts of these columns that histories keep; empty for None."""
+    return [
+        [kept(text) for text in texts_of(columns[name])] if name is not None else [b""] * rows
+        for name in sources
+    ]
 
 
 def texts_of(array: pa.Array) -> list[bytes]:
@@ -475,7 +473,7 @@ def lacking(array: pa.Array, carried: pa.Array | None) -> npt.NDArray[np.bool_]:
     return mask
 
 
-def as_array(wanted: HistoryField, values: Sequence[Any]) -> pa.Array:
+def _as_array(wanted: HistoryField, values: Sequence[Any]) -> pa.Array:
     """The values of a field as a column: lists of texts, or numbers with nulls."""
     if wanted.measure == "last":
         return pa.array(values, pa.list_(pa.binary()))
@@ -483,7 +481,7 @@ def as_array(wanted: HistoryField, values: Sequence[Any]) -> pa.Array:
     return pa.array(numbers, mask=np.isnan(numbers))
 
 
-def where(mask: npt.NDArray[np.bool_], values: pa.Array, others: pa.Array) -> pa.Array:
+def _where(mask: npt.NDArray[np.bool_], values: pa.Array, others: pa.Array) -> pa.Array:
     """`values` where the mask is set, `others` elsewhere, in a type that fits both."""
     if mask.all():
         return values

@@ -2,21 +2,342 @@
 
 In: Merged events, where requests, items and times are numbers. Out: Joined, references to rows, whose columns are kept
 by `trainer.events.waiting_rows`, with labels.
+
+The state is records in numpy arrays, which `join_kernels` changes; docs/join.md counts their bytes. Times are
+microseconds since 1970; numbers and places are indices into the named array, -1 for none. To make room, forgotten
+entries are dropped and, if that is not enough, arrays grow; a third is left empty, so that a request is moved a few
+times in its life and an array is at most a few times the size of its content.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from model_store.errors import CheckpointError, InputError
 from model_store.spec.sections import JoinSection
-from trainer.events import join_kernels, join_state
+from trainer.events import join_kernels
 from trainer.events.events import IMPRESSION, Merged
 from trainer.events.join_kernels import CLICKED, CLOSED, CONVERTED, PENDING
-from trainer.events.join_state import CLOSING, COUNTED, Arrays, Arriving, JoinCounts, Room, Rules
+
+_FEWEST_LOST, _MOST_LOST = 100, 0.01
+"""At most this number of events, or this share of them, may come behind their window."""
+
+# A request. first: index of its rows in `items` and `flags`; segment, row, rows: where their columns are. forget: from
+# this watermark on. next: the request that closed after it. While WAITING, first and row are the indices of its first
+# and last early feedback in `early`, and rows is how many there are.
+ENTRY = np.dtype(
+    [
+        ("request", np.uint64),
+        ("time", np.int64),
+        ("forget", np.int64),
+        ("first", np.int64),
+        ("row", np.int64),
+        ("segment", np.int32),
+        ("rows", np.int32),
+        ("positives", np.int32),
+        ("clicks", np.int32),
+        ("conversions", np.int32),
+        ("next", np.int32),
+        ("state", np.uint8),
+    ],
+    align=True,
+)
+
+# Feedback whose impression has not come. entry: of its request; next: the next feedback of the same request.
+EARLY = np.dtype(
+    [
+        ("item", np.uint64),
+        ("time", np.int64),
+        ("entry", np.int32),
+        ("next", np.int32),
+        ("what", np.uint8),
+        ("live", np.uint8),
+    ],
+    align=True,
+)
+
+# An element of an expiry heap: the least (time, place) is first. place: an index into `entries` or `early`.
+DUE = np.dtype([("time", np.int64), ("place", np.int32)], align=True)
+
+HEAD = np.dtype(
+    [
+        ("watermark", np.int64),
+        ("items", np.int64),
+        ("entries", np.int64),
+        ("early", np.int64),
+        ("due", np.int64),
+        ("early_due", np.int64),
+        ("oldest_closed", np.int32),
+        ("newest_closed", np.int32),
+    ],
+    align=True,
+)
+"""The used length of each array, and the first and last of the remembered closed requests."""
+
+
+@dataclass(frozen=True)
+class JoinCounts:
+    """The outcomes of all events so far; docs/join.md defines each count.
+
+    impressions = closed + pending + duplicate_impressions; rows = positives + negatives + pending_rows;
+    clicks + conversions = joined + duplicate_feedback + unknown_item + late + orphans + out_of_order + waiting.
+    """
+
+    impressions: int = 0
+    duplicate_impressions: int = 0
+    late_impressions: int = 0
+    closed: int = 0
+    closed_early: int = 0
+    pending: int = 0
+    remembered: int = 0
+    forgotten_early: int = 0
+    rows: int = 0
+    positives: int = 0
+    negatives: int = 0
+    pending_rows: int = 0
+    corrections: int = 0
+    clicks: int = 0
+    conversions: int = 0
+    joined: int = 0
+    early: int = 0
+    waiting: int = 0
+    orphans: int = 0
+    out_of_order: int = 0
+    late: int = 0
+    duplicate_feedback: int = 0
+    unknown_item: int = 0
+
+    def as_dict(self) -> dict[str, int]:
+        """The counts by name."""
+        return dict(vars(self))
+
+    def check_order(self, names: str) -> None:
+        """Raises InputError if more events come behind their window than labels can bear."""
+        lost = self.out_of_order + self.late_impressions
+        events = self.impressions + self.clicks + self.conversions
+        if lost > max(_FEWEST_LOST, _MOST_LOST * events):
+            raise InputError(
+                f"{names}: events are out of order: {lost:,} of {events:,} came after the window in which an "
+                "impression and its clicks are joined, so clicks would be lost; they are more than can be sorted in "
+                "memory: sort the file by ts, or raise [join] lateness"
+            )
+
+
+COUNTED = tuple(JoinCounts.__dataclass_fields__)
+COUNTS = np.dtype([(name, np.int64) for name in COUNTED], align=True)
+
+# A request whose window has closed, as emitted.
+CLOSING = np.dtype(
+    [
+        ("segment", np.int32),
+        ("rows", np.int32),
+        ("row", np.int64),
+        ("time_us", np.int64),
+        ("positives", np.int32),
+        ("clicks", np.int32),
+        ("conversions", np.int32),
+    ],
+    align=True,
+)
+
+
+class Memory(NamedTuple):
+    """The whole state.
+
+    table: uint64, its size a power of two, one word for each request: the upper half of its hash, and 1 + the number of
+    its entry; 0 is free; a search starts at the low bits of the hash. entries: ENTRY, in order of arrival; items:
+    uint64 and flags: uint8, of their rows; due: DUE, the expiry heap of pending entries; early: EARLY, in order of
+    arrival; early_due: DUE, their expiry heap; head: HEAD[1]; counts: COUNTS[1].
+    """
+
+    table: Any
+    entries: Any
+    items: Any
+    flags: Any
+    due: Any
+    early: Any
+    early_due: Any
+    head: Any
+    counts: Any
+
+
+class Rules(NamedTuple):
+    """The `[join]` section. Times in microseconds; positive: the flag that makes a row positive; correct: bool."""
+
+    window: np.int64
+    lateness: np.int64
+    late_within: np.int64
+    max_pending: np.int64
+    positive: np.uint8
+    correct: bool
+
+
+class Arriving(NamedTuple):
+    """Merged events, see `trainer.events.events.Merged`; first: int64[n], the index of each one's rows in items."""
+
+    kind: Any
+    time_us: Any
+    now_us: Any
+    request: Any
+    item: Any
+    what: Any
+    segment: Any
+    row: Any
+    rows: Any
+    first: Any
+    items: Any
+
+
+class Room(NamedTuple):
+    """The output buffers.
+
+    segment: int32, row: int64, label: uint8, clicked: bool, one for each joined row; closings: CLOSING; used: int64[2],
+    the number of joined rows and of closings.
+    """
+
+    segment: Any
+    row: Any
+    label: Any
+    clicked: Any
+    closings: Any
+    used: Any
+
+
+Array = npt.NDArray[Any]
+Arrays = Mapping[str, Array]
+
+BEGINNING_US = -(2**62)
+"""The watermark before the first event."""
+
+_LEAST = 1024
+_USED = {
+    "entries": "entries",
+    "items": "items",
+    "flags": "items",
+    "due": "due",
+    "early": "early",
+    "early_due": "early_due",
+}
+_SAVED = (*_USED, "head", "counts")
+
+
+def _empty() -> Memory:
+    """The arrays of a join that has seen nothing."""
+    head, counts = np.zeros(1, HEAD), np.zeros(1, COUNTS)
+    head["watermark"] = BEGINNING_US
+    head["oldest_closed"] = head["newest_closed"] = -1
+    return Memory(
+        table=np.zeros(2 * _LEAST, np.uint64),
+        entries=np.zeros(_LEAST, ENTRY),
+        items=np.zeros(_LEAST, np.uint64),
+        flags=np.zeros(_LEAST, np.uint8),
+        due=np.zeros(_LEAST, DUE),
+        early=np.zeros(_LEAST, EARLY),
+        early_due=np.zeros(_LEAST, DUE),
+        head=head,
+        counts=counts,
+    )
+
+
+def _with_room(memory: Memory, events: int, rows: int) -> Memory:
+    """The state with room for this many more events and rows of impressions."""
+    head = memory.head[0]
+    fits = (
+        _fits(memory.entries.size, int(head["entries"]) + events)
+        and _fits(memory.items.size, int(head["items"]) + rows)
+        and _fits(memory.early.size, int(head["early"]) + events)
+    )
+    if fits:
+        return memory
+    _compact(memory)
+    entries = _size(memory.entries.size, int(head["entries"]) + events)
+    items = _size(memory.items.size, int(head["items"]) + rows)
+    early = _size(memory.early.size, int(head["early"]) + events)
+    sizes = {
+        "entries": entries,
+        "due": entries,
+        "items": items,
+        "flags": items,
+        "early": early,
+        "early_due": early,
+    }
+    resized = memory._replace(**{name: _resized(memory, name, size) for name, size in sizes.items()})
+    return _with_table(resized)
+
+
+def _restored(arrays: Arrays) -> Memory:
+    """The inverse of `Join.state`. Raises CheckpointError for other arrays."""
+    fresh = _empty()
+    for name in _SAVED:
+        older = name == "counts" and name in arrays and set(arrays[name].dtype.names or ()) <= set(COUNTED)
+        if name not in arrays or (arrays[name].dtype != getattr(fresh, name).dtype and not older):
+            raise CheckpointError(
+                f"the checkpoint's join has no array {name!r} of this ftrie's form; go on with the ftrie that "
+                "wrote it, or start over with another folder"
+            )
+    same = [name for name in _SAVED if name != "counts"]
+    memory = fresh._replace(**{name: np.array(arrays[name], getattr(fresh, name).dtype) for name in same})
+    for name in arrays["counts"].dtype.names or ():  # an earlier release has fewer of them
+        memory.counts[name] = arrays["counts"][name]
+    head = memory.head[0]
+    for name, used in _USED.items():
+        if getattr(memory, name).size != head[used]:
+            raise CheckpointError(f"the checkpoint's join is damaged: {name!r} has not the size that it says")
+    sizes = {name: max(_LEAST, getattr(memory, name).size) for name in _USED}
+    grown = memory._replace(**{name: _resized(memory, name, size) for name, size in sizes.items()})
+    grown = _with_table(grown)
+    _compact(grown)
+    return grown
+
+
+def _compact(memory: Memory) -> None:
+    """Drop what is forgotten; rebuilds the table too."""
+    head = memory.head[0]
+    join_kernels.compact(memory, np.empty(head["entries"], np.int32), np.empty(head["early"], np.int32))
+
+
+def _with_table(memory: Memory) -> Memory:
+    """With a table at most half full. Compacting, which finds nothing to drop here, fills it."""
+    slots = 1 << (2 * memory.entries.size - 1).bit_length()
+    if slots == memory.table.size:
+        return memory
+    memory = memory._replace(table=np.zeros(slots, np.uint64))
+    _compact(memory)
+    return memory
+
+
+def _right(needed: int) -> int:
+    return max(_LEAST, needed + needed // 2)
+
+
+def _fits(now: int, needed: int) -> bool:
+    return needed <= now <= 4 * _right(needed)
+
+
+def _size(now: int, needed: int) -> int:
+    """A larger size if less than a fifth would be free, a smaller one from four times the right size on."""
+    return now if _fits(now, needed + needed // 4) else _right(needed)
+
+
+def _resized(memory: Memory, name: str, size: int) -> Array:
+    array: Array = getattr(memory, name)
+    if array.size == size:
+        return array
+    grown = np.zeros(size, array.dtype)  # zeros also between the members of records: states compare by bytes
+    used = _used(memory, name)
+    grown[: used.size] = used
+    return grown
+
+
+def _used(memory: Memory, name: str) -> Array:
+    array: Array = getattr(memory, name)
+    return array[: int(memory.head[0][_USED[name]])] if name in _USED else array
+
 
 _LEAST_ROOM = 4096
 
@@ -102,12 +423,12 @@ class Join:
             positive=CLICKED if section.positive == "click" else CONVERTED,
             correct=section.late == "correct",
         )
-        self._memory = join_state.empty()
+        self._memory = _empty()
 
     def push(self, merged: Merged) -> Joined:
         """Take the next events. O(1) an event, and O(log n) for each window that closes."""
         events = _arriving(merged)
-        self._memory = join_state.with_room(self._memory, len(merged), merged.items.size)
+        self._memory = _with_room(self._memory, len(merged), merged.items.size)
         room = _room(len(merged) + 2 * merged.items.size)
         taken = 0
         while (taken := join_kernels.walk(self._memory, self._rules, room, events, taken)) < len(merged):
@@ -136,7 +457,7 @@ class Join:
     def watermark_us(self) -> int | None:
         """Windows that ended before this are closed: microseconds since 1970, None before the first event."""
         watermark = int(self._memory.head[0]["watermark"])
-        return watermark if watermark > join_state.BEGINNING_US else None
+        return watermark if watermark > BEGINNING_US else None
 
     @property
     def nbytes(self) -> int:
@@ -153,13 +474,20 @@ class Join:
         needed &= entries["rows"] > 0  # one that showed nothing has no segment
         return np.unique(entries["segment"][needed])
 
-    def state(self) -> dict[str, npt.NDArray[Any]]:
-        """The whole state as plain arrays, for `restore`. Views: valid until the next `push`."""
-        return join_state.state(self._memory)
+    def state(self) -> dict[str, Array]:
+        """The whole state as plain arrays, for `restore`: a function of the events taken and their order.
+
+        Views: valid until the next `push`.
+        """
+        memory = self._memory
+        _compact(memory)
+        order = memory.early_due[: int(memory.head[0]["early_due"])]
+        order.sort(order=("time", "place"))
+        return {name: _used(memory, name) for name in _SAVED}
 
     def restore(self, arrays: Arrays) -> None:
         """Continue from a `state`. Raises CheckpointError if the arrays are not those of a join."""
-        self._memory = join_state.restored(arrays)
+        self._memory = _restored(arrays)
 
 
 def _arriving(merged: Merged) -> Arriving:

@@ -2,7 +2,7 @@
 
 The result does not depend on how events are cut into batches. Where room for output runs short, `walk` stops before an
 event and continues there on the next call; the work already done is not done twice. The caller provides room in
-`Memory` (`trainer.events.join_state`); nothing is allocated here.
+`Memory` (`trainer.events.join`); nothing is allocated here.
 
 Entries are numbered by their index in `memory.entries`. Parts: the walk over events; rows emitted, windows closed,
 requests forgotten; the table that finds an entry by its request's hash; compaction; the expiry heaps.

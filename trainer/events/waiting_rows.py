@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,19 @@ _FREED_TO = 0.75  # of the memory bound, once that is exceeded
 _SUFFIX = ".rows"
 _BEGUN = ".begun"
 _ROWS = "rows"
+
+
+class WaitingRows(Protocol):
+    """Where the rows of impressions wait for feedback."""
+
+    def add(self, columns: Mapping[str, pa.Array], /) -> int:
+        """Keep a table; returns its number."""
+
+    def table(self, number: int, /) -> Mapping[str, pa.Array]:
+        """The columns of a segment."""
+
+    def replace(self, number: int, columns: Mapping[str, pa.Array], /) -> None:
+        """Give a segment that `add` has just made other columns."""
 
 
 class Segments:

@@ -1,24 +1,43 @@
-"""Derived fields of labelled rows: their columns are filled before rows are sampled and hashed.
+"""Derived and history fields of labelled rows: their columns are filled before rows are sampled and hashed.
 
-In: batches as `WholeRequests` cuts them. Out: the same batches, with a value in the columns of derived fields where the
+In: batches as `WholeRequests` cuts them. Out: the same batches, with a value in the columns of these fields where the
 log has none. `model_store.features.derived` computes the values; events are completed where they are parsed.
+
+Histories go by the order of the file. A request is a run of rows with one id, or each row where the log has no ids; its
+cookie and time are those of its first row. Once it has ended, its rows count as seen at that time, and those with a
+click (`input.positive`, `input.views`) as clicked (with `join.positive = "conversion"`: as converted). So the rows of a
+request do not see one another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from model_store.errors import SpecError
 from model_store.features.derived import Derivations, Numbers
+from model_store.features.history import CLICKED, CONVERTED, SEEN, HistoryPlan, HistoryValue
 from model_store.spec.spec import ModelSpec
-from trainer.events.derived_columns import numbers_read, with_numbers
+from trainer.events.columns import numbers_read, with_numbers
+from trainer.events.histories import (
+    Arrays,
+    Histories,
+    Texts,
+    lacking,
+    restored_texts,
+    row_texts,
+    saved_texts,
+    texts_of,
+    with_values,
+)
 from trainer.examples.requests import WholeRequests, request_ids, request_starts
-from trainer.examples.row_histories import RowHistories
 from trainer.formats.batch import RowBatch
+from trainer.formats.cells import clicked
+from trainer.formats.times import NO_TIME, parse_times, time_format
 
 _WAY = ("ratio", "difference", "list", "best", "of", "history", "measure", "last", "within")
 
@@ -50,7 +69,13 @@ class DerivedColumns:
             return
         parts = [numbers_read(self._derivations, batch.columns, batch.rows) for batch in batches]
         given = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        numbers = self._derivations.computed(given, self._starts(batches))
+        starts = np.array(
+            [0, sum(batch.rows for batch in batches)], np.int64
+        )  # of requests, and the number of rows
+        if self._derivations.compares:
+            ids = np.concatenate([request_ids(batch, self._request) for batch in batches])
+            starts = np.append(np.flatnonzero(request_starts(ids)), ids.size)
+        numbers = self._derivations.computed(given, starts)
         first = 0
         for batch in batches:
             own: dict[str, Numbers] = {
@@ -58,14 +83,6 @@ class DerivedColumns:
             }
             yield replace(batch, columns=with_numbers(self._derivations, batch.columns, own))
             first += batch.rows
-
-    def _starts(self, batches: Sequence[RowBatch]) -> npt.NDArray[np.int64]:
-        """Where requests start, and the number of rows."""
-        rows = sum(batch.rows for batch in batches)
-        if not self._derivations.compares:
-            return np.array([0, rows], np.int64)
-        ids = np.concatenate([request_ids(batch, self._request) for batch in batches])
-        return np.append(np.flatnonzero(request_starts(ids)), rows)
 
 
 def with_derived(batches: Iterable[RowBatch], specs: Sequence[ModelSpec]) -> Iterator[RowBatch]:
@@ -104,3 +121,129 @@ def check_comparable(spec: ModelSpec) -> None:
             f'fields.{listed[0]}: list = "{spec.fields[listed[0]].list}" compares the rows of a request: set '
             "input.request, the column with the request of each row"
         )
+
+
+@dataclass
+class _Request:
+    """The request that the last row belonged to. texts: of its rows, column by column; clicks: of each row."""
+
+    id: int
+    cookie: bytes
+    time_us: int
+    texts: Texts
+    clicks: list[bool]
+
+
+class RowHistories:
+    """The histories of a log's users. For one thread. unsorted: requests that are earlier than one before them."""
+
+    def __init__(self, plan: HistoryPlan, spec: ModelSpec) -> None:
+        """spec: resolved; all specs of a log name the same cookie, item, time, request and label."""
+        self.users = Histories(plan)
+        self.unsorted = 0
+        given = spec.input
+        self._plan, self._input, self._format = plan, given, time_format(spec)
+        self._sources = [spec.fields[name].column or name if name else given.item for name in plan.columns]
+        self._outcome = CLICKED if spec.join.positive == "click" else CONVERTED
+        self._open: _Request | None = None
+        self._latest_us = NO_TIME
+        self._rows = 0
+
+    @classmethod
+    def of(cls, *specs: ModelSpec) -> RowHistories | None:
+        """For resolved specs; None if none of them has history fields."""
+        plan = HistoryPlan.of(*specs)
+        return cls(plan, next(each for each in specs if HistoryPlan.of(each))) if plan is not None else None
+
+    def filled(self, batches: Iterable[RowBatch]) -> Iterator[RowBatch]:
+        """The batches, with the columns filled."""
+        for batch in batches:
+            yield self.fill(batch)
+
+    def fill(self, batch: RowBatch) -> RowBatch:
+        """The next rows, with the columns filled. O(rows · history)."""
+        if not batch.rows:
+            return batch
+        given, columns, plan = self._input, batch.columns, self._plan
+        assert given.cookie is not None and given.timestamp is not None
+        cookies = texts_of(columns[given.cookie])
+        texts = row_texts(columns, self._sources, batch.rows)
+        times = parse_times(columns[given.timestamp], self._format)[0].tolist()
+        clicks = clicked(columns, given).tolist()
+        ids = request_ids(replace(batch, first_row=self._rows), given.request)
+        self._rows += batch.rows
+        masks = {each.source: lacking(columns[each.source], None) for each in plan.fields}
+        starts = [0, *(np.flatnonzero(ids[1:] != ids[:-1]) + 1).tolist(), batch.rows]
+        requests = ids[starts[:-1]].tolist()
+        of_users: list[list[HistoryValue]] = []
+        of_items: list[list[float | None]] = [[] for _ in plan.item_fields]
+        for request, first, stop in zip(requests, starts, starts[1:], strict=False):
+            found = self._open
+            if found is None or found.id != request:
+                self._close()
+                found = self._open = self._begin(request, cookies[first], times[first])
+            part = slice(first, stop)
+            mine = [column[part] for column in texts]
+            of_user, items = self.users.values(found.cookie, found.time_us, mine)
+            of_users.append(of_user)
+            for column, values in zip(of_items, items, strict=True):
+                column += values
+            for kept_texts, more in zip(found.texts, mine, strict=True):
+                kept_texts += more
+            found.clicks += clicks[part]
+        of_row = np.repeat(np.arange(len(requests)), np.diff(starts))
+        return replace(batch, columns=with_values(plan, columns, masks, (of_users, of_row), of_items))
+
+    def warnings(self) -> Iterator[str]:
+        """Warnings for the user about the order of the log."""
+        if self.unsorted:
+            yield (
+                f"{self.unsorted:,} times a request is earlier than one before it in the log: a history holds what "
+                f"stands before a request and is earlier, so events are missing there; sort the log by "
+                f"{self._input.timestamp!r}"
+            )
+
+    def _begin(self, request: int, cookie: bytes, time_us: int) -> _Request:
+        if time_us == NO_TIME:
+            cookie = b""  # neither values nor events
+        elif time_us < self._latest_us:
+            self.unsorted += 1
+        self._latest_us = max(self._latest_us, time_us)
+        return _Request(request, cookie, time_us, [[] for _ in self._sources], [])
+
+    def _close(self) -> None:
+        """Add the events of the request that has ended."""
+        ended, self._open = self._open, None
+        if ended is None:
+            return
+        self.users.add(ended.cookie, SEEN, ended.time_us, ended.texts)
+        if True in ended.clicks:
+            chosen = [
+                [text for text, click in zip(column, ended.clicks, strict=True) if click]
+                for column in ended.texts
+            ]
+            self.users.add(ended.cookie, self._outcome, ended.time_us, chosen)
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        """The users and the open request as arrays, for `restore`."""
+        found = self._open or _Request(0, b"", NO_TIME, [[] for _ in self._sources], [])
+        open_texts = [text for column in found.texts for text in column]
+        return {
+            **self.users.state(),
+            "request": np.array([self._open is not None, found.id], np.uint64),
+            "times": np.array([found.time_us, self._latest_us], np.int64),
+            "counts": np.array([self.unsorted, self._rows], np.int64),
+            "clicks": np.array(found.clicks, np.bool_),
+            **saved_texts("open", [found.cookie, *open_texts]),
+        }
+
+    def restore(self, arrays: Arrays) -> None:
+        """Continue from a `state`. Raises CheckpointError, KeyError."""
+        self.users.restore(arrays)
+        time_us, self._latest_us = arrays["times"].tolist()
+        self.unsorted, self._rows = arrays["counts"].tolist()
+        is_open, request = arrays["request"].tolist()
+        cookie, *texts = restored_texts("open", arrays)
+        clicks = arrays["clicks"].tolist()
+        parts = [texts[at * len(clicks) : (at + 1) * len(clicks)] for at in range(len(self._sources))]
+        self._open = _Request(request, cookie, time_us, parts, clicks) if is_open else None

@@ -123,7 +123,9 @@ class ExampleMaker:
         drawn, bad = sample.batch, dict[int, str]()
         labels, weights, times = self._outcomes(sample, bad)
         columns = self._columns(drawn, bad)
-        good = _good_rows(drawn.rows, bad)
+        is_good = np.ones(drawn.rows, bool)
+        is_good[list(bad)] = False
+        good = np.flatnonzero(is_good).astype(np.int32)
         rows, signed, weights = self._outcomes_of(good, labels, weights)
         tokens = lay_out(columns, drawn.rows, self.rules.raw, self.crosses, self.feature_rules.owner)
         texts = [column.text for column in columns]
@@ -273,20 +275,14 @@ def _note(bad: dict[int, str], column: str, found: Sequence[tuple[int, str]]) ->
         bad.setdefault(row, f"{column}: {reason}")
 
 
-def _good_rows(rows: int, bad: dict[int, str]) -> npt.NDArray[np.int32]:
-    if not bad:
-        return np.arange(rows, dtype=np.int32)
-    good = np.ones(rows, bool)
-    good[list(bad)] = False
-    return np.flatnonzero(good).astype(np.int32)
-
-
 def key_rules(plan: FeaturePlan, owner: npt.NDArray[np.int64]) -> KeyRules:
     """How keys are hashed, and who uses them; owner: int64[features], see `FeatureRules`."""
     masks = [plan.all_variants, *(f.mask for f in plan.fields), *(c.mask for c in plan.crosses)]
+    bias = np.empty(1, np.uint64)
+    hash_keys(_bytes(BIAS), np.array([0, len(BIAS)], np.int64), bias)
     return KeyRules(
-        bias=_hash(BIAS),
-        states=np.array([_state(prefix) for prefix in key_prefixes(plan)[1:]], np.uint64),
+        bias=bias[0],
+        states=np.array([prefix_state(_bytes(prefix)) for prefix in key_prefixes(plan)[1:]], np.uint64),
         raw=np.array([field.kind == "raw" for field in plan.fields], np.uint8),
         masks=np.array(masks, np.uint32)[owner],
     )
@@ -324,32 +320,22 @@ def _bytes(text: bytes) -> npt.NDArray[np.uint8]:
     return np.frombuffer(text, np.uint8).copy()
 
 
-def _state(prefix: bytes) -> np.uint64:
-    return np.uint64(prefix_state(_bytes(prefix)))
-
-
-def _hash(key: bytes) -> np.uint64:
-    out = np.empty(1, np.uint64)
-    hash_keys(_bytes(key), np.array([0, len(key)], np.int64), out)
-    return np.uint64(out[0])
-
-
 def lay_out(columns: Sequence[TokenColumn], rows: int, raw: Any, crosses: Any, owner: Any) -> TokenLayout:
     """Digest every token of a batch and lay them out: dense fields row by row, then lists.
 
     raw: uint8[fields], see `KeyRules`; crosses and owner: see `TokenLayout`.
     """
     dense = [i for i, column in enumerate(columns) if column.starts is None]
-    lists = [i for i, column in enumerate(columns) if column.starts is not None]
+    lists = [(i, column.starts) for i, column in enumerate(columns) if column.starts is not None]
     at = len(dense) * rows
-    sizes = [len(columns[index].text) for index in lists]
+    sizes = [len(columns[index].text) for index, _ in lists]
     base, list_of = np.zeros(len(columns), np.int64), np.full(len(columns), -1, np.int64)
     digests = np.empty(at + sum(sizes), np.uint64)
     base[dense] = np.arange(len(dense))
     _digest([columns[index].text for index in dense], raw[dense], digests[:at].reshape(rows, len(dense)))
     starts = np.zeros((max(len(lists), 1), rows + 1), np.int32)
-    for number, (index, size) in enumerate(zip(lists, sizes, strict=True)):
-        base[index], list_of[index], starts[number] = at, number, _starts_of(columns[index])
+    for number, ((index, own), size) in enumerate(zip(lists, sizes, strict=True)):
+        base[index], list_of[index], starts[number] = at, number, own
         _digest([columns[index].text], raw[[index]], digests[at : at + size].reshape(size, 1))
         at += size
     step = np.int64(len(dense))
@@ -363,12 +349,8 @@ def _digest(texts: Sequence[Any], raw: Any, out: Any) -> None:
     places = text_places(texts)
     found = np.empty(int(places.counts.sum()), np.uint64)
     size = max(_CELLS_AT_ONCE, -8 * (-len(texts) // 8))
-    runs, words, lengths = (
-        np.empty(len(texts) + 1, np.int64),
-        np.empty(size, np.uint64),
-        np.empty(size, np.int32),
-    )
-    digest_texts(places, raw, runs, found, words, lengths, out)
+    runs, words = np.empty(len(texts) + 1, np.int64), np.empty(size, np.uint64)
+    digest_texts(places, raw, runs, found, words, np.empty(size, np.int32), out)
 
 
 def _values(columns: Sequence[TokenColumn], base: Any, step: Any, digests: Any) -> npt.NDArray[np.float64]:
@@ -389,8 +371,3 @@ def _values(columns: Sequence[TokenColumn], base: Any, step: Any, digests: Any) 
             present = digests[part]  # 0 for an empty text
             digests[part] = np.where(absent, np.uint64(0), np.where(present == 0, empty, present))
     return values
-
-
-def _starts_of(column: TokenColumn) -> npt.NDArray[np.int32]:
-    assert column.starts is not None
-    return column.starts

@@ -20,25 +20,22 @@ from typing import Any, BinaryIO
 from model_store.errors import InputError, SpecError, listed
 from model_store.spec.sections import FieldSpec
 from model_store.spec.spec import ModelSpec
-from trainer.examples.derived import DerivedColumns, check_comparable
-from trainer.examples.event_log import EventLog
+from trainer.examples.derived import DerivedColumns, RowHistories, check_comparable
 from trainer.examples.hashing import ExampleMaker, Examples
+from trainer.examples.joined import EventLog
 from trainer.examples.learned import with_learned
 from trainer.examples.requests import WholeRequests
-from trainer.examples.row_histories import RowHistories
 from trainer.examples.side_tables import SideTable, joined
 from trainer.formats.batch import Position, ReadFile, RowBatch
-from trainer.formats.cache import PIECE_ROWS, CachedLog
 from trainer.formats.dialect import UNKNOWN, Dialect
-from trainer.formats.reader import BATCH_BYTES, LogReader
-from trainer.formats.registry import EVENTS
+from trainer.formats.reader import BATCH_BYTES, EVENTS, LogReader
 from trainer.formats.rejects import RowCounts
 from trainer.formats.row_file import Header
-from trainer.formats.stored_rows import Blocks
+from trainer.formats.stored_rows import PIECE_ROWS, Blocks, CachedLog
 from trainer.formats.streams import ReadTwice, Share, is_pipe, open_input
 from trainer.formats.tables import Table, TableReader
 from trainer.formats.times import Period
-from trainer.sources.kinds import kind_of
+from trainer.sources.open_sources import kind_of
 
 _POLL_S = 0.1
 _READER_STOP_S = 2.0
@@ -57,8 +54,8 @@ class Log:
     until: only rows from this time on, and before that one, become examples; the others still enter histories.
     table: rows in memory, in place of files; `inputs` is empty then. unlabelled: rows are only scored, so the columns
     of labels, weights and identities may be missing; they are null then.
-    cache: a file that keeps the rows, and has them the next time (`trainer.formats.cache`); same_batches: in the same
-    batches, on which a shard's order of keys depends.
+    cache: a file that keeps the rows, and has them the next time (`CachedLog`); same_batches: in the same batches,
+    on which a shard's order of keys depends.
     reader, readers: only every `readers`-th batch is parsed, from batch number `reader` on; the others are skipped.
     """
 

@@ -166,13 +166,16 @@ class WholeRequests:
             return
         cut = int(starts[-1])
         if cut:
-            of_request = _any_by_request(clicks[:cut], starts[:-1])
+            bounds = np.append(np.unique(np.concatenate([[0], starts[:-1]])), cut)
+            of_request = np.repeat(np.logical_or.reduceat(clicks[:cut], bounds[:-1]), np.diff(bounds))
             if self._open is not None:
                 self._open.clicked |= bool(clicks[: starts[0]].any())
                 of_request[: starts[0]] = self._open.clicked
         yield from self._close(ended=not starts[0])
         if cut:
-            yield replace(_slice(batch, 0, cut), clicked=of_request, stop=_position_of(batch, cut))
+            begin = batch.start or Position(batch.file, number=batch.stop.number)
+            stop = begin.until(int(batch.lines[cut]))
+            yield replace(_slice(batch, 0, cut), clicked=of_request, stop=stop)
         tail = _slice(batch, cut, batch.rows)
         self._open = _Open([tail], int(ids[-1]), tail.rows, bool(clicks[cut:].any()))
 
@@ -180,12 +183,6 @@ class WholeRequests:
         if self._open is not None:
             yield from self._open.release(ended)
             self._open = None
-
-
-def _position_of(batch: RowBatch, row: int) -> Position:
-    """The position of a row inside a batch."""
-    begin = batch.start or Position(batch.file, number=batch.stop.number)
-    return begin.until(int(batch.lines[row]))
 
 
 def request_starts(ids: Ids, before: int = 0) -> Flags:
@@ -197,13 +194,6 @@ def request_starts(ids: Ids, before: int = 0) -> Flags:
     run = np.maximum.accumulate(np.where(changes, rows, -before if before else 0))
     starts: Flags = changes | ((rows - run) % MOST_ROWS == 0)
     return starts
-
-
-def _any_by_request(clicks: Flags, starts: npt.NDArray[np.int64]) -> Flags:
-    """For each row, whether its request has a click in these rows."""
-    bounds = np.unique(np.concatenate([[0], starts]))
-    any_click = np.logical_or.reduceat(clicks, bounds)
-    return np.repeat(any_click, np.diff(np.append(bounds, clicks.size)))
 
 
 def _slice(batch: RowBatch, first: int, stop: int) -> RowBatch:

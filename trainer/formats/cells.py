@@ -76,7 +76,7 @@ def signed_labels(
                 raise FieldValueError(f"got {got}, expected {EXPECTED_LABELS}; {OTHER_LABELS}")
             return found
 
-        return _by_unique(array, label, 0.0)
+        return by_distinct(array, label, 0.0)
     values = [positive] if isinstance(positive, str) else list(positive)
     # By the canonical texts of both: a spec says `true` where a CSV has True (ADR 0018).
     wanted = pa.array([category_text(value.encode()) for value in values], pa.binary())
@@ -232,7 +232,7 @@ def number_column(array: Any) -> tuple[npt.NDArray[np.float64], list[tuple[int, 
             # `parse_number`.
             numbers = present.cast(pa.string()).cast(pa.float64())
         except pa.ArrowInvalid:
-            return _by_unique(array, lambda v: parse_number(v) if v else np.nan, np.nan)
+            return by_distinct(array, lambda v: parse_number(v) if v else np.nan, np.nan)
     # A copy: the array of Arrow is read-only, and invalid numbers are replaced below.
     values = np.array(numbers.fill_null(np.nan).to_numpy(zero_copy_only=False), np.float64)
     wrong = ~np.isfinite(values) & ~np.asarray(missing)
@@ -536,9 +536,9 @@ def _addresses(text: Any) -> tuple[int, int]:
     )
 
 
-def _by_unique(
-    array: Any, parse: Callable[[Any], float], absent: float
-) -> tuple[npt.NDArray[np.float64], list[tuple[int, str]]]:
+def by_distinct(
+    array: Any, parse: Callable[[Any], float], absent: float, kind: Any = np.float64
+) -> tuple[npt.NDArray[Any], list[tuple[int, str]]]:
     """Parse each distinct value once; invalid values become `absent`."""
     # A null is a value of its own here, which `parse` decides about.
     encoded = array.dictionary_encode(null_encoding="encode")
@@ -550,6 +550,5 @@ def _by_unique(
             parsed.append(absent)
             reasons[code] = str(error)
     codes = encoded.indices.to_numpy()
-    values = np.array(parsed, np.float64)[codes] if parsed else np.zeros(0)
     bad = [(int(row), reasons[codes[row]]) for row in np.flatnonzero(np.isin(codes, list(reasons)))]
-    return values, bad
+    return np.array(parsed, kind)[codes], bad

@@ -101,7 +101,9 @@ class DelimitedFile(RowFile):
 
     def batches(self, wanted: Sequence[str], share: Share = ALL) -> Iterator[RowBatch]:
         """The rest of the file. Raises InputError for an ambiguous name, or for damage after the rows before."""
-        places = [self._place(name) for name in wanted]
+        if twice := next((name for name in wanted if self.names.count(name) > 1), None):
+            raise InputError(f"{self._feed.name}: the header names column {twice!r} more than once")
+        places = [self.names.index(name) for name in wanted]
         while True:
             batch = self._next_batch(wanted, places) if share.mine else None
             if batch is not None:
@@ -133,7 +135,11 @@ class DelimitedFile(RowFile):
         is_cut_here = (feed.unread[data.size :] != ord("\r")).all()
         if not data.size and is_cut_here and not (feed.final or feed.full):
             return None
-        block = self._plain_block(data) if data.size and is_cut_here else None
+        block = None  # unless every line is a row of the right arity without a quote or a carriage return
+        if data.size and is_cut_here:
+            if lacks_feed := bool(data[-1] != ord("\n")):
+                feed.room[data.size] = ord("\n")
+            block = Block.of(feed.room, data.size + lacks_feed, self._delimiter, self._quote, len(self.names))
         if block is not None:
             lines = np.arange(feed.line, feed.line + block.rows, dtype=np.int64)
             ends = block.rows - bool(data[-1] != ord("\n"))
@@ -148,11 +154,13 @@ class DelimitedFile(RowFile):
             undo_quotes(feed.unread, self._quote_byte, spans)
         longest = int((spans[1::2] - spans[::2]).max(initial=0))
         block = Block.with_survey(feed.room, spans, count, len(self.names), 2, longest, has_odd_bytes=True)
+        wrong = zip(rows.line[~good].tolist(), rows.cells[~good].tolist(), strict=True)
+        reason = f"wrong number of columns: got %d, expected {len(self.names)}"
         return RowBatch(
             columns=self._columns(block, wanted, places),
             lines=rows.line[good] + feed.line,
             file=feed.name,
-            rejects=tuple(self._wrong_arity(rows.line[~good], rows.cells[~good])),
+            rejects=tuple(Reject(feed.name, feed.line + line, reason % cells) for line, cells in wrong),
             rows=count,
             # Last, because the lines above are counted from where the feed stands.
             stop=feed.drop(rows.size, rows.lines),
@@ -174,13 +182,6 @@ class DelimitedFile(RowFile):
         else:
             return False
         return True
-
-    def _plain_block(self, data: Bytes) -> Block | None:
-        """The cells, if every line is a row of the right arity without a quote or a carriage return."""
-        room, size = self._feed.room, data.size
-        if lacks_feed := bool(data[-1] != ord("\n")):
-            room[size] = ord("\n")
-        return Block.of(room, size + lacks_feed, self._delimiter, self._quote, len(self.names))
 
     def _columns(self, block: Block, wanted: Sequence[str], places: list[int]) -> LazyColumns:
         texts = {name: CellText(block, place) for name, place in zip(wanted, places, strict=True)}
@@ -217,16 +218,6 @@ class DelimitedFile(RowFile):
     def _drop_line(self) -> Position:
         end = np.flatnonzero(self._feed.unread == ord("\n"))
         return self._feed.drop(int(end[0]) + 1 if end.size else self._feed.unread.size, 1)
-
-    def _wrong_arity(self, lines: npt.NDArray[np.int64], cells: npt.NDArray[np.int64]) -> Iterator[Reject]:
-        for line, count in zip(lines.tolist(), cells.tolist(), strict=True):
-            reason = f"wrong number of columns: got {count}, expected {len(self.names)}"
-            yield Reject(self._feed.name, self._feed.line + line, reason)
-
-    def _place(self, name: str) -> int:
-        if self.names.count(name) > 1:
-            raise InputError(f"{self._feed.name}: the header names column {name!r} more than once")
-        return self.names.index(name)
 
     def _read_header(self, given: Header) -> tuple[str, ...]:
         """The names of the columns; the feed stands at the first row after it."""

@@ -89,7 +89,7 @@ class ParquetInput(RowFile):
             if chunk.path_in_schema in wanted
             and chunk.has_dictionary_page
             and chunk.path_in_schema in schema.names
-            and _is_text(schema.field(chunk.path_in_schema).type)
+            and schema.field(chunk.path_in_schema).type in (pa.string(), pa.binary())
         ]
 
     def _tables(self, wanted: Sequence[str], share: Share) -> Iterator[pa.RecordBatch | int]:
@@ -120,10 +120,6 @@ class ParquetInput(RowFile):
                     passed = max(passed - table.num_rows, 0)
         except (OSError, pa.ArrowException) as error:
             raise InputError(f"{self._stream.name}: damaged: {error}") from error
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
 
 
 def paths(fields: Iterable[pa.Field], prefix: str = "") -> Iterator[tuple[str, pa.DataType]]:

@@ -1,6 +1,6 @@
 """Reads click logs: many files of any format as one stream of batches, from the start or from earlier positions.
 
-A file's format is named, else told by its extension, else by its first bytes (`trainer.formats.registry`).
+A file's format is named, else told by its extension, else by its first bytes; FORMATS is the table of all.
 """
 
 from __future__ import annotations
@@ -17,11 +17,88 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from model_store.errors import InputError, SpecError, listed
+from trainer.formats import csv, jsonl, parquet, sparse
 from trainer.formats.batch import STDIN, LazyColumns, Position, ReadFile, RowBatch, as_stored, begin_alike
 from trainer.formats.csv import DelimitedFile
-from trainer.formats.registry import FORMATS, check_format, format_by_name, format_of, misnamed
-from trainer.formats.row_file import Header, OpenFile, RowFile
+from trainer.formats.row_file import Format, Header, OpenFile, RowFile
 from trainer.formats.streams import ALL, BOM, ByteStream, Share, matches, open_input
+
+FORMATS: dict[str, Format] = {
+    format.name: format for module in (csv, jsonl, parquet, sparse) for format in module.FORMATS
+}
+EVENTS = "events"
+"""The format of impressions and their feedback, which `trainer.examples.joined` reads."""
+_COMPRESSED = (".gz", ".zst")
+
+
+def check_format(format: str | None) -> str | None:
+    """Return `format` if it is known or None, else raise InputError."""
+    if format is not None and format not in (EVENTS, *FORMATS):
+        raise InputError(
+            f"format {format!r} is not known; expected one of {listed([*FORMATS, EVENTS], format)}"
+        )
+    return format
+
+
+def format_by_name(name: str) -> str | None:
+    """The format by the file's extension, or None."""
+    path = PurePath(name.lower())
+    if path.suffix in _COMPRESSED:
+        path = path.with_suffix("")
+    return next((each.name for each in FORMATS.values() if path.suffix in each.extensions), None)
+
+
+def format_of(name: str, head: bytes) -> str:
+    """The format by the file's extension, else by its first bytes. Raises InputError if neither tells it.
+
+    A file called .csv whose cells are separated by tabs is TSV, and the reverse; one that holds Parquet or JSON objects
+    is that. `misnamed` says so.
+    """
+    head = head.removeprefix(BOM)
+    named = FORMATS.get(format_by_name(name) or "")
+    if named is None or (named.separator and head.startswith((b"PAR1", b'{"'))):
+        return _by_content(name, head).name
+    if named.separator:
+        for other in FORMATS.values():
+            if (
+                other.separator
+                and other is not named
+                and _is_separated_by(other.separator, named.separator, head)
+            ):
+                return other.name
+    return named.name
+
+
+def misnamed(name: str, format: str) -> str:
+    """A remark for the user if `format_of` found another format than the name tells, else ""."""
+    by_name = format_by_name(name)
+    if by_name is None or by_name == format or not FORMATS[by_name].separator:
+        return ""
+    return f"{name}: {FORMATS[format].holds}: read as {format}; --format {by_name} reads it as its name says"
+
+
+def _by_content(name: str, head: bytes) -> Format:
+    text = head.lstrip()
+    for format in sorted(FORMATS.values(), key=lambda each: bool(each.separator)):
+        if format.begins(text):
+            return format
+    raise InputError(
+        f"{name}: cannot tell its format from its name or first line; expected one of {', '.join(FORMATS)}, "
+        "which --format can name"
+    )
+
+
+def _is_separated_by(theirs: bytes, ours: bytes, head: bytes) -> bool:
+    """True if the first line has separators of the other format and none of this one.
+
+    Or if all lines have as many of the other, and fewer than half of them as many of this one as the first.
+    """
+    lines = [line for line in head[: head.rfind(b"\n") + 1].splitlines() or head.splitlines() if line.strip()]
+    others, own = ([line.count(mark) for line in lines] for mark in (theirs, ours))
+    if not lines or not others[0]:
+        return False
+    return not own[0] or (len(set(others)) == 1 and 2 * own.count(own[0]) < len(own))
+
 
 _PARTITION = re.compile(r"[^\W\d]\w*=")  # as Hive, Spark and DuckDB write folders
 _NO_VALUE = b"__HIVE_DEFAULT_PARTITION__"
@@ -178,7 +255,11 @@ class LogReader:
                 before = batch.stop.offset if source.is_text else len(stream.head)
                 start, stop = stop, stop.followed_by(batch.stop, stream.head[:before])
                 batch = replace(batch, columns=_with(path, batch, wanted), start=start, stop=stop)
-                yield _from_line(batch, read.position.first_line)
+                line = read.position.first_line  # an earlier run has learned from those before it
+                seen = (batch.rows and batch.lines[0] < line) or (
+                    batch.rejects and batch.rejects[0].line < line
+                )
+                yield batch.from_line(line) if seen else batch
         stream.close()
         self.bookmarks.end(stop, stream.consumed)
         self._stream = self._source = None
@@ -229,12 +310,6 @@ def _with(path: Mapping[str, bytes], batch: RowBatch, wanted: Sequence[str]) -> 
     rows = {name: pa.repeat(pa.scalar(value, pa.binary()), batch.rows) for name, value in path.items()}
     stored = as_stored(batch.columns)
     return LazyColumns({name: rows[name] if name in rows else stored[name] for name in wanted})
-
-
-def _from_line(batch: RowBatch, line: int) -> RowBatch:
-    """The batch without lines before `line`, which an earlier run has learned from."""
-    seen = (batch.rows and batch.lines[0] < line) or (batch.rejects and batch.rejects[0].line < line)
-    return batch.from_line(line) if seen else batch
 
 
 class Bookmarks:
@@ -332,16 +407,12 @@ def _expand_one(name: str) -> Iterator[str]:
     elif path.exists():
         yield name
     elif glob.has_magic(name):
-        yield from _matches(name)
+        files = [each for each in matches(name) if Path(each).is_file()]
+        if not files:
+            raise InputError(f"{name} matches no file (from the folder {Path.cwd()})")
+        # A file that links lead to as well is read once, by its own path, which stays when a link moves on.
+        own = sorted(files, key=lambda each: (os.path.realpath(each) != os.path.abspath(each), each))
+        once = {(status.st_dev, status.st_ino): each for each in reversed(own) for status in [os.stat(each)]}
+        yield from sorted(once.values())
     else:
         raise InputError(f"{name}: there is no such file (from the folder {Path.cwd()})")
-
-
-def _matches(pattern: str) -> list[str]:
-    files = [name for name in matches(pattern) if Path(name).is_file()]
-    if not files:
-        raise InputError(f"{pattern} matches no file (from the folder {Path.cwd()})")
-    # A file that links lead to as well is read once, by its own path, which stays when a link moves on.
-    own = sorted(files, key=lambda name: (os.path.realpath(name) != os.path.abspath(name), name))
-    once = {(status.st_dev, status.st_ino): name for name in reversed(own) for status in [os.stat(name)]}
-    return sorted(once.values())

@@ -10,7 +10,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TextIO
@@ -101,7 +101,8 @@ class RejectLog:
             self.first.append(reject)
         self._counts[reject.category] += 1
         if self._file is not None:
-            self._write(_as_json(reject) + "\n")
+            row = {"file": reject.file, "line": reject.line, "reason": reject.reason}
+            self._write(json.dumps(row) + "\n")
         if self._strict:
             raise InputError(f"{reject} (stopped at the first bad row because of --strict)")
 
@@ -167,12 +168,7 @@ class RowCounts:
     doubled: int = 0
 
     def __add__(self, other: RowCounts) -> RowCounts:
-        return RowCounts(
-            self.rows_read + other.rows_read,
-            self.subsampled + other.subsampled,
-            self.minus_labels + other.minus_labels,
-            self.doubled + other.doubled,
-        )
+        return RowCounts(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
 
     def rejected_share(self, examples: int, rejected: int) -> float:
         """The share of rejected rows: unreadable ones of all rows, bad ones of those that were drawn."""
@@ -202,21 +198,13 @@ def _open(path: Path | None, resume_at: int) -> TextIO | None:
     try:
         if not resume_at:
             return path.open("w", encoding="utf-8", buffering=1)
-        _cut_back(path, resume_at)
+        there = path.stat().st_size
+        if there < resume_at:
+            raise OutputError(
+                f"{path} has {there} bytes, the checkpoint knows {resume_at}: it is not the file that the run began; "
+                "restore it, or list the rejects in another file from here on"
+            )
+        os.truncate(path, resume_at)
         return path.open("a", encoding="utf-8", buffering=1)
     except OSError as error:
         raise OutputError(f"cannot write the rejects to {path}: {error.strerror}") from error
-
-
-def _cut_back(path: Path, size: int) -> None:
-    there = path.stat().st_size
-    if there < size:
-        raise OutputError(
-            f"{path} has {there} bytes, the checkpoint knows {size}: it is not the file that the run began; "
-            "restore it, or list the rejects in another file from here on"
-        )
-    os.truncate(path, size)
-
-
-def _as_json(reject: Reject) -> str:
-    return json.dumps({"file": reject.file, "line": reject.line, "reason": reject.reason})

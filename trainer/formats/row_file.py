@@ -1,6 +1,6 @@
 """What a format of labelled rows is: how its files are recognised, and how an open one is read.
 
-Each format has a file of this folder with its class of RowFile and its entry, a Format, for `trainer.formats.registry`.
+Each format has a file of this folder with its class of RowFile and its entry, a Format, for `trainer.formats.reader`.
 """
 
 from __future__ import annotations

@@ -128,17 +128,14 @@ class SparseFile(RowFile):
             rejects = block.rejects()
             why = f"; line {self._feed.line + rejects[0][0]}: {rejects[0][1]}" if rejects else ""
             raise InputError(f"{self._feed.name}: found no row of {self._grammar.format} text{why}")
-        names = dict.fromkeys(self._grammar.names_in(_good_lines(data, block.rows.line)))
+        lines = data.tobytes().split(b"\n")
+        good = b"\n".join(lines[line] for line in block.rows.line.tolist())
+        names = dict.fromkeys(self._grammar.names_in(good))
         if len(names) > _MOST_NAMES:
             raise InputError(
                 f"{self._feed.name}: {len(names):,} namespaces in the first lines; expected a few, each with features"
             )
         return names
-
-
-def _good_lines(data: Bytes, good: npt.NDArray[np.int64]) -> bytes:
-    split = data.tobytes().split(b"\n")
-    return b"\n".join(split[line] for line in good.tolist())
 
 
 _MOST_NEWS = 16  # names of columns not met before that one block may report
@@ -169,8 +166,12 @@ class SparseBlock:
 
     def rejects(self) -> list[tuple[int, str]]:
         """The line (from 0) of each bad row, and the reason."""
+        ends = np.flatnonzero(self.data == ord("\n")) if self.notes.faults.size else np.empty(0, np.int64)
         return [
-            (line, REASONS[what](self._text(start, stop), start - self._line_start(start)))
+            (
+                line,
+                REASONS[what](self._text(start, stop), start - 1 - int(ends[ends < start].max(initial=-1))),
+            )
             for line, what, start, stop in self.notes.faults.tolist()
         ]
 
@@ -206,10 +207,6 @@ class SparseBlock:
         text = self.data[start : min(stop, start + _SHOWN)].tobytes().decode(errors="replace").rstrip("\r")
         return repr(text + "…" if stop > start + _SHOWN else text)
 
-    def _line_start(self, at: int) -> int:
-        before = np.flatnonzero(self.data[:at] == ord("\n"))
-        return int(before[-1]) + 1 if before.size else 0
-
 
 def read_block(data: Bytes, grammar: Grammar, names: Names, any_label: bool = False) -> SparseBlock:
     """Read whole lines."""
@@ -217,7 +214,12 @@ def read_block(data: Bytes, grammar: Grammar, names: Names, any_label: bool = Fa
         data = np.frombuffer(grammar.unlabelled.sub(b"0 \\g<0>", data.tobytes()), np.uint8)
     data = padded_lines(data)[0][: data.size] if data.size else data  # a copy, to which the columns refer
     feeds, blanks, bars, escapes, odd = survey_lines(data)
-    rows, tokens = _rows(feeds + 1), _tokens(blanks + 1, bars + 1)
+    size, most = feeds + 1, blanks + 1
+    line, end, label = np.empty((3, size), np.int64)
+    tag, word = np.empty((2, size, 2), np.int32)
+    rows = Rows(line, end, label, np.empty(size), tag, word)
+    column, start, stop, scale = np.empty((4, most), np.int32)
+    tokens = Tokens(column, start, stop, np.empty(most), scale, np.empty(bars + 1))
     notes = Notes(
         faults=np.empty((feeds + 1, 4), np.int64),
         longs=np.empty((blanks + bars + 1, 4), np.int64),
@@ -234,22 +236,6 @@ def read_block(data: Bytes, grammar: Grammar, names: Names, any_label: bool = Fa
     )
     _convert_longs(data, notes.longs, rows, tokens)
     return SparseBlock(data, odd or escapes, rows, tokens, notes, feeds, any_label)
-
-
-def _rows(size: int) -> Rows:
-    return Rows(
-        line=np.empty(size, np.int64),
-        end=np.empty(size, np.int64),
-        label=np.empty(size, np.int64),
-        importance=np.empty(size),
-        tag=np.empty((size, 2), np.int32),
-        word=np.empty((size, 2), np.int32),
-    )
-
-
-def _tokens(size: int, scales: int) -> Tokens:
-    column, start, stop, scale = (np.empty(size, np.int32) for _ in range(4))
-    return Tokens(column, start, stop, np.empty(size), scale, np.empty(scales))
 
 
 def _convert_longs(data: Bytes, longs: Ints, rows: Rows, tokens: Tokens) -> None:

@@ -91,7 +91,9 @@ class ByteStream:
         # A decoder loses the piece in which it finds damage, so pieces are small; a plain file needs none.
         self._piece_bytes = _PIECE_BYTES if self._decoder is not self._file else _WHOLE
         self._ahead = np.empty(0, np.uint8)
-        self.head = self._read_head()
+        room = np.empty(HEAD_BYTES, np.uint8)
+        self._ahead = room[: self.read_into(room)]
+        self.head = self._ahead.tobytes()
         _refuse_unknown(name, self.head)
 
     @property
@@ -151,11 +153,6 @@ class ByteStream:
         """Set `consumed`, for a reader that reads the file by its name."""
         self._file.consumed = consumed
 
-    def _read_head(self) -> bytes:
-        room = np.empty(HEAD_BYTES, np.uint8)
-        self._ahead = room[: self.read_into(room)]
-        return self._ahead.tobytes()
-
     def _read_piece(self, piece: Bytes) -> int:
         try:
             return self._decoder.readinto(piece.data)
@@ -180,7 +177,9 @@ class _Rewound:
     def __init__(self, name: str, file: BinaryIO) -> None:
         self._file = file
         self._keep_open = name == STDIN
-        self.head = _first_bytes(file)
+        self.head = b""  # a pipe may bring the bytes one by one
+        while len(self.head) < _MAGIC_BYTES and (more := file.read(_MAGIC_BYTES - len(self.head))):
+            self.head += more
         self._ahead = self.head
         self.consumed = 0
         self.closed = False
@@ -258,14 +257,6 @@ def too_short(name: str) -> InputError:
         f"{name} is shorter than what was read of it before; was it cut back? "
         "Start over with another folder of checkpoints, or restore the file"
     )
-
-
-def _first_bytes(file: BinaryIO) -> bytes:
-    """Up to _MAGIC_BYTES; a pipe may bring them one by one."""
-    head = b""
-    while len(head) < _MAGIC_BYTES and (more := file.read(_MAGIC_BYTES - len(head))):
-        head += more
-    return head
 
 
 def open_input(name: str) -> BinaryIO:
@@ -419,7 +410,7 @@ class Feed:
     before the damage can be delivered first. Views of `unread` stay valid, as each `fetch()` fills another buffer.
     """
 
-    def __init__(self, stream: ByteStream | InMemory, block_bytes: int) -> None:
+    def __init__(self, stream: ByteStream, block_bytes: int) -> None:
         self.name = stream.name
         self.line = 1
         self.offset = 0
@@ -538,32 +529,23 @@ class Window(Feed):
     """
 
     def __init__(self, name: str, data: bytes, is_all: bool, offset: int = 0, line: int = 1) -> None:
-        super().__init__(InMemory(name, data), len(data) + 1)
-        self._is_all = is_all
-        if offset:
-            self.drop(-self.offset, 0)  # what looks like a byte order mark is none inside a file
-            self.offset, self.line = offset, line
+        self.name, self.offset, self.line, self.ended = name, offset, line, True
+        self._head, self._is_all = data[:HEAD_BYTES], is_all
+        self._start, self._stop = 0, len(data)
+        self._buffer = np.empty(len(data) + PADDING, np.uint8)
+        self._buffer[: len(data)] = np.frombuffer(data, np.uint8)
+        if not offset and data.startswith(BOM):  # inside a file it is none
+            self.drop(len(BOM), 0)
+
+    @property
+    def head(self) -> bytes:
+        """See Feed."""
+        return self._head
 
     @property
     def final(self) -> bool:
         """See Feed."""
         return self._is_all
 
-
-class InMemory:
-    """Bytes as a ByteStream, read at once."""
-
-    failure = None
-
-    def __init__(self, name: str, data: bytes) -> None:
-        self.name, self.head = name, data[:HEAD_BYTES]
-        self._data = data
-
-    def read_into(self, buffer: Bytes) -> int:
-        """Fill `buffer`, which is larger."""
-        buffer[: len(self._data)] = np.frombuffer(self._data, np.uint8)
-        return len(self._data)
-
-    def skip(self, size: int) -> None:
-        """Skip `size` bytes."""
-        self._data = self._data[size:]
+    def check(self) -> None:
+        """Nothing: no stream can break."""

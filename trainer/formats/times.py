@@ -7,6 +7,7 @@ ISO-8601, UTC where it names no zone. Where a time field of the spec reads the s
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -21,7 +22,7 @@ from model_store.errors import FieldValueError, SpecError
 from model_store.spec.spec import ModelSpec
 from model_store.spec.values import EPOCHS, decoded, parse_number, parse_time
 from trainer.formats.batch import RowBatch
-from trainer.formats.cells import plain, text_column
+from trainer.formats.cells import by_distinct, plain, text_column
 from trainer.formats.rejects import Reject
 
 NO_TIME = np.iinfo(np.int64).min
@@ -135,40 +136,20 @@ def _by_text(text: Any, form: str | None) -> tuple[Times, Bad]:
             numbers = np.full(len(text), np.nan)
         if (np.abs(numbers) <= _LATEST)[~np.asarray(empty)].all():
             return _of_numbers(numbers, form), []
-    return _by_distinct_text(text.dictionary_encode(), form)
-
-
-def _by_distinct_text(encoded: Any, form: str | None) -> tuple[Times, Bad]:
-    times, reasons = [], {}
-    for code, value in enumerate(encoded.dictionary.to_pylist()):
-        try:
-            times.append(_time_of(value, form))
-        except FieldValueError as error:
-            times.append(int(NO_TIME))
-            reasons[code] = str(error)
-    codes = encoded.indices.to_numpy()
-    bad = [(int(row), reasons[codes[row]]) for row in np.flatnonzero(np.isin(codes, list(reasons)))]
-    return np.array(times, np.int64)[codes], bad
+    return by_distinct(text, lambda value: _time_of(value, form), int(NO_TIME), np.int64)
 
 
 @lru_cache(maxsize=1 << 16)
 def _time_of(text: bytes, form: str | None) -> int:
     if not text:
         return int(NO_TIME)
-    number = _number(text) if form is None or form in EPOCHS else None
-    if number is not None:
-        return int(_of_numbers(np.array([number]), form)[0])
+    if form is None or form in EPOCHS:
+        with suppress(FieldValueError):
+            if abs(number := parse_number(text)) <= _LATEST:
+                return int(_of_numbers(np.array([number]), form)[0])
     if form in EPOCHS:
         raise FieldValueError(f"got {decoded(text)!r}, expected a time like {form}")
     return (parse_time(decoded(text), form) - _EPOCH) // _MICROSECOND
-
-
-def _number(text: bytes) -> float | None:
-    try:
-        number = parse_number(text)
-    except FieldValueError:
-        return None
-    return number if abs(number) <= _LATEST else None
 
 
 def _of_numbers(numbers: npt.NDArray[np.float64], form: str | None) -> Times:

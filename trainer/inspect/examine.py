@@ -23,14 +23,13 @@ from model_store.spec.sections import FieldSpec
 from model_store.spec.spec import ModelSpec
 from trainer.events.columns import POSITION, PROPENSITY
 from trainer.events.events import Chunk
-from trainer.examples.event_log import EventLog
+from trainer.examples.joined import EventLog
 from trainer.examples.open_log import Log
 from trainer.examples.requests import request_ids
 from trainer.examples.side_tables import joined
 from trainer.formats.batch import RowBatch
 from trainer.formats.dialect import Dialect
-from trainer.formats.reader import LogReader
-from trainer.formats.registry import EVENTS
+from trainer.formats.reader import EVENTS, LogReader
 from trainer.formats.rejects import RejectLog, no_readable_row
 from trainer.formats.row_file import Header
 from trainer.formats.tables import NAME, TableReader
@@ -55,7 +54,7 @@ from trainer.inspect.guesses import (
 from trainer.inspect.profiles import SAMPLE_ROWS, LogSample, profile_of
 from trainer.inspect.roles import Roles, roles_by_guess, roles_by_spec, roles_of_guesses
 from trainer.output import SILENT, Output
-from trainer.sources.kinds import kind_of
+from trainer.sources.open_sources import kind_of
 
 _BATCH_BYTES = 4 << 20
 _FIRST_ROWS, _MOST_ROWS = 1 << 10, 1 << 14

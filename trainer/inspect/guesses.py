@@ -16,7 +16,7 @@ from model_store.errors import SpecError, shown_names
 from model_store.spec.sections import FieldSpec, InputSection, ModelSection
 from model_store.spec.spec import WEIGHT, ModelSpec
 from trainer.events.columns import POSITION
-from trainer.examples.event_log import REQUEST
+from trainer.examples.joined import REQUEST
 from trainer.formats.cells import EXPECTED_LABELS
 from trainer.inspect.profiles import LogSample, Profile, can_be_label, moments_of
 

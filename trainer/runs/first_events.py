@@ -12,20 +12,18 @@ from model_store.errors import InputError, SpecError, Stopped
 from model_store.spec.spec import ModelSpec
 from model_store.store import Store
 from model_store.waiting import StopRequest
-from trainer.events.columns import Wanted
+from trainer.events.columns import Wanted, resolve_fields
 from trainer.events.events import IMPRESSION, READ_BYTES, Source
-from trainer.events.fields import resolve_fields
 from trainer.events.histories import EventHistories
 from trainer.events.join import EventCounts
 from trainer.events.parse import gathered
-from trainer.examples.derived import DerivedColumns
+from trainer.examples.derived import DerivedColumns, RowHistories
 from trainer.examples.learned import Columns, with_learned
-from trainer.examples.row_histories import RowHistories
 from trainer.output import SILENT, Output
 from trainer.runs import status
+from trainer.sources.files import RowSource
 from trainer.sources.merge import Merger
 from trainer.sources.open_sources import open_rows, open_sources
-from trainer.sources.rows import RowSource
 
 LOOK_EVERY_S = 0.5
 ENOUGH = 100

@@ -19,7 +19,7 @@ from model_store.spec.sections import ChosenSection, ChosenStep
 from model_store.spec.spec import ModelSpec, parse_spec
 from trainer.examples.open_log import Log
 from trainer.formats.batch import STDIN
-from trainer.formats.registry import EVENTS, FORMATS
+from trainer.formats.reader import EVENTS, FORMATS
 from trainer.formats.streams import is_pipe
 from trainer.formats.tables import NAME
 from trainer.inspect.examine import opened_source, without_leaks
@@ -27,7 +27,7 @@ from trainer.inspect.guesses import ROLES_WITH_ONE_COLUMN, Guess, may_be_quantit
 from trainer.inspect.profiles import SAMPLE_ROWS
 from trainer.output import SILENT, Output
 from trainer.runs.warmup import compile_kernels
-from trainer.sources.kinds import kind_of
+from trainer.sources.open_sources import kind_of
 from trainer.tune.candidates import as_variants, rebuilt
 from trainer.tune.choice import Doubts, SpecChoice, choose, why_not
 from trainer.tune.crosses import Proposal

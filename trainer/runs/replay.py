@@ -25,13 +25,12 @@ from trainer.events.columns import Wanted
 from trainer.events.join import Join, Joined
 from trainer.events.waiting_rows import Segments
 from trainer.examples.derived import check_one_way
-from trainer.examples.event_log import with_request
 from trainer.examples.hashing import ExampleMaker
-from trainer.examples.joined import JOIN, labelled
+from trainer.examples.joined import JOIN, labelled, with_request
 from trainer.examples.learned import with_learned
 from trainer.examples.open_log import Log, open_log
 from trainer.formats.batch import Position, RowBatch, mark_of
-from trainer.formats.registry import EVENTS
+from trainer.formats.reader import EVENTS
 from trainer.formats.rejects import RejectLog
 from trainer.formats.times import NO_TIME, parse_times, time_format
 from trainer.learn.model import LearningModel
@@ -41,9 +40,8 @@ from trainer.runs.first_events import items_shown
 from trainer.runs.loop import LogLoop
 from trainer.runs.stream import DeadLetterOutbox, EventLoop
 from trainer.runs.train import show
-from trainer.sources.kinds import ROWS
 from trainer.sources.merge import Merger
-from trainer.sources.open_sources import open_sources
+from trainer.sources.open_sources import ROWS, open_sources
 
 MEMORY_BYTES = 1 << 30
 _WAIT_S = 0.2

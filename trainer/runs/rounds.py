@@ -54,7 +54,7 @@ from model_store.waiting import Backoff
 from trainer.checkpoint import Checkpoint, Description, file
 from trainer.checkpoint.folder import check_same_spec, description_from_json
 from trainer.events.events import NEVER_US
-from trainer.events.share import PartitionShare
+from trainer.events.parse import PartitionShare
 from trainer.events.waiting_rows import import_packs
 from trainer.examples.hashing import ExampleMaker
 from trainer.learn.coordinates import Coordinates
@@ -65,8 +65,8 @@ from trainer.output import Output
 from trainer.publish.delta_chain import NumberedKeys
 from trainer.runs.loop import Arrays
 from trainer.runs.stream import ONLINE_PART, EventLoop
+from trainer.sources.merge import BEFORE_ALL_US
 from trainer.sources.open_sources import known_as
-from trainer.sources.read_ahead import BEFORE_ALL_US
 
 SAVE_EVERY = 5
 """Rounds between two states in the store: a trainer that takes a partition over learns at most that many again."""

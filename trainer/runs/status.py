@@ -24,7 +24,7 @@ from trainer.events.join import EventCounts
 from trainer.learn.metrics.records import VariantMetrics
 from trainer.publish.publisher import PublishPacer
 from trainer.runs.stream import StreamLoop
-from trainer.sources.rows import RowSource
+from trainer.sources.files import RowSource
 
 
 @dataclass(frozen=True)

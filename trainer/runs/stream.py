@@ -29,16 +29,15 @@ from trainer.events.events import FEEDBACK, IMPRESSION, Lag, Merged, SourcePosit
 from trainer.events.histories import Histories
 from trainer.events.join import EventCounts, Join, Joined
 from trainer.events.waiting_rows import Segments
-from trainer.examples.derived import DerivedColumns
+from trainer.examples.derived import DerivedColumns, RowHistories
 from trainer.examples.joined import JOIN, EventRows, JoinedExamples
-from trainer.examples.row_histories import RowHistories
 from trainer.learn.model import LearningModel
 from trainer.learn.table import part_of
 from trainer.publish.online_metrics import OnlineAccumulator
 from trainer.runs.loop import Arrays, LearningLoop, layout_error
+from trainer.sources.files import RowSource
 from trainer.sources.merge import Merger
 from trainer.sources.open_sources import known_as
-from trainer.sources.rows import RowSource
 
 JOIN_PART, ONLINE_PART, HISTORY_PART = "join.", "online.", "history."
 """Prefixes of the names of a checkpoint's arrays."""

@@ -41,7 +41,7 @@ from trainer.checkpoint.folder import lock_folder
 from trainer.events.columns import Wanted
 from trainer.events.events import Source
 from trainer.events.join import Join
-from trainer.events.share import PartitionShare
+from trainer.events.parse import PartitionShare
 from trainer.events.waiting_rows import Segments
 from trainer.examples.hashing import ExampleMaker
 from trainer.learn.model import LearningModel
@@ -54,10 +54,9 @@ from trainer.runs.status import Reporter, Status, StatusCollector, serve_metrics
 from trainer.runs.stream import DeadLetterOutbox, EventLoop, RowLoop, SavedRun, StreamLoop
 from trainer.runs.warmup import compile_trainer
 from trainer.settings import TrainerOptions
-from trainer.sources.kinds import ROWS, kind_of
+from trainer.sources.files import RowSource
 from trainer.sources.merge import Merger
-from trainer.sources.open_sources import check_there, open_rows, open_sources
-from trainer.sources.rows import RowSource
+from trainer.sources.open_sources import ROWS, check_there, kind_of, open_rows, open_sources
 
 T = TypeVar("T")
 

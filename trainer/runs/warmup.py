@@ -27,8 +27,7 @@ from trainer.examples.hashing import ExampleMaker
 from trainer.examples.open_log import Log
 from trainer.formats.cells import Block, CellText, padded_lines
 from trainer.formats.numbers_kernels import read_numbers
-from trainer.formats.reader import expand
-from trainer.formats.registry import EVENTS, FORMATS, format_by_name
+from trainer.formats.reader import EVENTS, FORMATS, expand, format_by_name
 from trainer.formats.rejects import RejectLog
 from trainer.learn.metrics.metrics import MetricsOptions
 from trainer.learn.model import LearningModel
@@ -39,9 +38,8 @@ from trainer.runs.loop import PassOptions
 from trainer.runs.stream import DeadLetterOutbox, EventLoop
 from trainer.runs.train import Run, train
 from trainer.settings import Every
-from trainer.sources.kinds import kind_of
 from trainer.sources.merge import Merger
-from trainer.sources.open_sources import open_sources
+from trainer.sources.open_sources import kind_of, open_sources
 
 _SCORING, _TRAINER = "evaluate", "trainer"  # names of what is compiled, in the kernel cache
 _TEXT = "csv"

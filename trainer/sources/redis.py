@@ -182,7 +182,9 @@ class StreamSource:
             "seq": seq,
             "floor_us": self._floor_us,
             **(clock if self._boot and math.isfinite(self._clock_s) else {}),
-            **self._continuity.as_position(),
+            "passed": self._continuity.passed,
+            "first": self._continuity.first and list(self._continuity.first),
+            "lost": self.lost,
         }
 
     def _arrivals(self, ids: Int64s) -> Int64s:
@@ -195,7 +197,8 @@ class StreamSource:
     def _go_on(self, read: Read, size: int) -> None:
         has_more = len(read) == self._count
         self._after = (int(read.ids[-1, 0]), int(read.ids[-1, 1]))
-        self._continuity.went_on(len(read))
+        if self._continuity.passed is not None:
+            self._continuity.passed += len(read)
         self._count = min(READ_EVENTS, max(_LEAST_EVENTS, READ_BYTES * len(read) // size))
         self._advance(has_more)
 
@@ -254,7 +257,8 @@ class Continuity:
 
     A store can lose a stream (FLUSHALL, DEL, no persistence) or its end (failover to a replica that lagged). Both show
     in the stream's last id, its first entry, and the number of entries ever added. passed: entries before the position;
-    None until known. Before Redis 7 a stream does not report the entries ever added: then nothing is counted.
+    None until known. first: the first entry as last seen, and how many were removed by then. Before Redis 7 a stream
+    does not report the entries ever added: then nothing is counted.
     """
 
     def __init__(self, name: str, position: dict[str, Any], on_note: Callable[[str], None]) -> None:
@@ -264,12 +268,7 @@ class Continuity:
         self._on_note = on_note
         self._is_new = not position
         self._lost_as_said = self.lost
-        # The first entry as last seen, and how many were removed by then.
-        self._first: tuple[int, int, int] | None = tuple(position["first"]) if position.get("first") else None
-
-    def as_position(self) -> dict[str, Any]:
-        """What a position keeps."""
-        return {"passed": self.passed, "first": self._first and list(self._first), "lost": self.lost}
+        self.first: tuple[int, int, int] | None = tuple(position["first"]) if position.get("first") else None
 
     def unread_of_renumbered(self, read: Read, after: EntryId) -> int | None:
         """How many entries are unread, if `ftrie store check --repair` gave some of them other ids; else None.
@@ -279,7 +278,7 @@ class Continuity:
         was_ahead = after > read.last_id and after[0] * 1000 > read.now_us
         if not was_ahead or read.added is None or self.passed is None or read.added < self.passed:
             return None
-        unread, self._first = read.added - self.passed, None
+        unread, self.first = read.added - self.passed, None
         self._on_note(
             f"{self._name} got ids of the present in place of ids ahead of the store's clock: reading continues with "
             f"its last {unread:,} entries, which are not read yet"
@@ -303,15 +302,8 @@ class Continuity:
             )
             self.passed = None
         self._count_losses(read)
-        self._first = (
-            None if read.first_id is None or read.removed is None else (*read.first_id, read.removed)
-        )
+        self.first = None if read.first_id is None or read.removed is None else (*read.first_id, read.removed)
         return after
-
-    def went_on(self, count: int) -> None:
-        """Count entries that were read."""
-        if self.passed is not None:
-            self.passed += count
 
     def at_end(self, read: Read) -> None:
         """The position is the stream's end: all entries ever added are before it."""
@@ -323,9 +315,9 @@ class Continuity:
 
         In the same stream, or an older copy of it, the first entry changes exactly when entries are removed.
         """
-        if self._first is None or read.first_id is None or read.removed is None:
+        if self.first is None or read.first_id is None or read.removed is None:
             return False
-        *first, removed = self._first
+        *first, removed = self.first
         if read.removed == removed:
             return read.first_id != tuple(first)
         return read.removed < removed and read.first_id > tuple(first)
@@ -333,11 +325,8 @@ class Continuity:
     def _count_losses(self, read: Read) -> None:
         if read.removed is None:
             return
-        if self._is_new:
-            self._is_new, self.passed = (
-                False,
-                read.removed,
-            )  # entries removed before the very first read are not a loss
+        if self._is_new:  # entries removed before the very first read are not a loss
+            self._is_new, self.passed = False, read.removed
         if self.passed is None or read.removed <= self.passed:
             return
         self.lost += read.removed - self.passed

@@ -17,7 +17,7 @@ from model_store.features.derived import Derivations, value_number
 from model_store.spec.sections import FieldSpec
 from model_store.spec.spec import parse_spec
 from model_store.spec.values import LARGEST_REAL
-from trainer.events.derived_columns import column_numbers, derive
+from trainer.events.columns import column_numbers, derive
 
 ITEM = {"side": "item", "kind": "number"}
 FIELDS = {

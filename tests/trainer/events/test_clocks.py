@@ -20,10 +20,10 @@ from model_store.streams.event_streams import EntryId, EventStream, Read
 from tests.matrix import slow_except
 from trainer.events.columns import Wanted
 from trainer.events.join import Join
-from trainer.events.share import PartitionShare
+from trainer.events.parse import PartitionShare
 from trainer.events.waiting_rows import Segments
 from trainer.examples.joined import EventRows
-from trainer.sources import merge, read_ahead
+from trainer.sources import merge
 from trainer.sources.merge import Merger
 from trainer.sources.redis import StreamSource
 
@@ -149,7 +149,7 @@ class Learner:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merge, "_GATHER_S", 0.001)
-    monkeypatch.setattr(read_ahead, "_PAUSE_S", 0.001)
+    monkeypatch.setattr(merge, "_PAUSE_S", 0.001)
 
 
 @contextmanager

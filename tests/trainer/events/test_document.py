@@ -12,9 +12,8 @@ from tests.trainer.events.test_parse import REASONS, parsed, told
 from trainer.events.columns import ITEMS, RESERVED, Wanted, paths_of
 from trainer.events.columns import Path as SourcePosition
 from trainer.events.events import MAX_ITEMS, MAX_LINE_BYTES
-from trainer.events.line_parser import RESERVED_TYPES
-from trainer.events.parse import AHEAD_US, parse
-from trainer.sources.read_ahead import FIRST_WAIT_S, LONGEST_WAIT_S
+from trainer.events.parse import AHEAD_US, RESERVED_TYPES, parse
+from trainer.sources.merge import FIRST_WAIT_S, LONGEST_WAIT_S
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs/events.md").read_text("utf-8")
 SPEC = parse_spec(

@@ -19,8 +19,7 @@ from trainer.events.columns import Wanted
 from trainer.events.events import Chunk
 from trainer.events.histories import EventHistories
 from trainer.events.parse import Parser
-from trainer.sources.merge import Part, merge
-from trainer.sources.read_ahead import Parsed
+from trainer.sources.merge import Parsed, Part, merge
 
 SPEC = parse_spec("""
 [model]

@@ -18,7 +18,7 @@ from tests.matrix import examples
 from tests.trainer.events.sources import Listed, Tables, lines_of
 from trainer.events.columns import Wanted
 from trainer.events.events import BAD, Lag, Merged, SourcePosition
-from trainer.sources import read_ahead as reading
+from trainer.sources import merge as reading
 from trainer.sources.merge import Merger
 
 SPEC = parse_spec(

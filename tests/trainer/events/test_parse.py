@@ -22,8 +22,7 @@ from tests.matrix import examples, slow_except
 from tests.trainer.events.sources import block_of, lines_of
 from trainer.events.columns import RESERVED, Wanted
 from trainer.events.events import BAD, CLICK, CONVERSION, FEEDBACK, IMPRESSION, Events
-from trainer.events.line_parser import read_lines
-from trainer.events.parse import Parser, parse, validated
+from trainer.events.parse import Parser, parse, read_lines, validated
 from trainer.examples.token_columns import TokenColumn, token_columns
 
 SPEC = parse_spec(

@@ -9,8 +9,7 @@ import pytest
 from model_store.errors import SpecError
 from model_store.spec.spec import ModelSpec, parse_spec
 from tests.trainer.events.sources import lines_of
-from trainer.events.columns import RESERVED, Wanted
-from trainer.events.fields import resolve_fields
+from trainer.events.columns import RESERVED, Wanted, resolve_fields
 
 HEAD = '[model]\nname = "m"\n[input]\nlabel = "click"\n'
 

@@ -15,8 +15,7 @@ from tests.trainer.events.sources import block_of
 from tests.worlds import event_logs
 from trainer.events.columns import Wanted
 from trainer.events.events import BAD, OTHER
-from trainer.events.parse import Parser, parse
-from trainer.events.share import PartitionShare
+from trainer.events.parse import Parser, PartitionShare, parse
 from trainer.settings import parse_partition
 
 WANTED = Wanted(())

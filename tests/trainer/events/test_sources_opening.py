@@ -11,9 +11,8 @@ from model_store.errors import InputError, StoreError
 from model_store.spec.spec import ModelSpec
 from model_store.store import Store
 from trainer.events.events import Source, SourcePosition
-from trainer.formats.registry import EVENTS
-from trainer.sources.kinds import ROWS, kind_of
-from trainer.sources.open_sources import known_as, open_rows, open_sources
+from trainer.formats.reader import EVENTS
+from trainer.sources.open_sources import ROWS, kind_of, known_as, open_rows, open_sources
 
 SPEC = ModelSpec.model_validate({"model": {"name": "ads"}, "input": {"label": "click"}})
 LABEL = SPEC.input.label

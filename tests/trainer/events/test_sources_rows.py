@@ -19,7 +19,7 @@ from trainer.formats.batch import RowBatch
 from trainer.formats.reader import LogReader
 from trainer.formats.row_file import Header
 from trainer.sources import file_tracker
-from trainer.sources.rows import RowSource
+from trainer.sources.files import RowSource
 
 WANTED = ("click", "age", "tags")
 # A row over two lines, a blank line, a row that is too short.

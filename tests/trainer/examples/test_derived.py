@@ -17,7 +17,7 @@ from model_store.waiting import StopRequest
 from trainer.distributed.dealing import plan_shards
 from trainer.examples.open_log import Log, open_log
 from trainer.runs.first_events import resolve_by_file
-from trainer.sources.rows import RowSource
+from trainer.sources.files import RowSource
 
 TEXT = """
 [model]

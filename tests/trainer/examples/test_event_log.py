@@ -23,14 +23,14 @@ from tests.matrix import examples
 from tests.trainer.events.oracle import Event, OracleJoin
 from trainer.events.join import Closed, Joined
 from trainer.events.waiting_rows import Segments
-from trainer.examples.event_log import EventLog, _ClosedRequests
+from trainer.examples.joined import EventLog, _ClosedRequests
 from trainer.examples.open_log import Log, open_log
 from trainer.examples.side_tables import side_tables
 from trainer.formats.batch import RowBatch
-from trainer.formats.registry import EVENTS as OF_EVENTS
+from trainer.formats.reader import EVENTS as OF_EVENTS
 from trainer.runs import replay
 from trainer.runs.replay import replay_events
-from trainer.sources.kinds import ROWS, kind_of
+from trainer.sources.open_sources import ROWS, kind_of
 
 TEXT = """
 [model]
@@ -366,7 +366,7 @@ def test_rows_that_wait_for_clicks_may_be_on_disk(tmp_path: Path, monkeypatch: p
     expected = rows(read(logs), "request_id", "brand", "click")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "folder"))
     (tmp_path / "folder").mkdir()
-    monkeypatch.setattr("trainer.examples.event_log.MEMORY_BYTES", 1)
+    monkeypatch.setattr("trainer.examples.joined.MEMORY_BYTES", 1)
     written_packs: list[int] = []
     write = Segments._write
     monkeypatch.setattr(

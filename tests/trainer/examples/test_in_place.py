@@ -20,8 +20,7 @@ from model_store.spec.spec import ModelSpec, parse_spec
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.formats.batch import LazyColumns, Position
 from trainer.formats.cells import CellText, CodedText, padded_lines
-from trainer.formats.json_scan import SCALAR, Lines, Paths
-from trainer.formats.jsonl import parse
+from trainer.formats.jsonl import SCALAR, Lines, Paths, parse
 from trainer.formats.reader import LogReader
 from trainer.formats.tables import TableReader, table_of
 

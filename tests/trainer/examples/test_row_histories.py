@@ -17,7 +17,7 @@ import pytest
 from ftrie.cli import run
 from model_store.spec.spec import ModelSpec, parse_spec
 from tests.trainer.oracles.histories import plain, value_of
-from trainer.examples.row_histories import RowHistories
+from trainer.examples.derived import RowHistories
 from trainer.formats.batch import Position, RowBatch
 
 TEXT = """

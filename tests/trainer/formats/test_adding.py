@@ -12,13 +12,11 @@ import pytest
 from model_store.errors import InputError
 from model_store.spec.spec import ModelSpec, parse_spec
 from trainer.examples.open_log import Log, open_log
-from trainer.formats.reader import LogReader
-from trainer.formats.registry import FORMATS, check_format, format_of
+from trainer.formats.reader import FORMATS, LogReader, check_format, format_of
 from trainer.formats.streams import Share
 from trainer.runs.warmup import formats_of
 from trainer.sources import open_sources as opening
-from trainer.sources.kinds import kind_of
-from trainer.sources.open_sources import known_as, open_sources
+from trainer.sources.open_sources import kind_of, known_as, open_sources
 
 PAGE = (Path(__file__).parents[3] / "CONTRIBUTING.md").read_text("utf-8")
 SPEC = '[model]\nname = "ads"\n[input]\nlabel = "click"\n'

@@ -11,7 +11,7 @@ import pytest
 from model_store.errors import InputError
 from tests.trainer.formats.reading import Everything, read_all
 from trainer.formats.batch import ReadFile
-from trainer.formats.cache import CachedLog
+from trainer.formats.stored_rows import CachedLog
 
 LOGS = {
     "a.csv": 'y,a,b\n1,x,"q,q"\n0,,z\n1,x\n' + "".join(f"{i % 2},v{i % 7},{i}\n" for i in range(300)),

@@ -12,7 +12,7 @@ import pytest
 
 from ftrie.cli import run
 from model_store.spec.spec import load_spec, parse_spec
-from trainer.events.fields import resolve_fields
+from trainer.events.columns import resolve_fields
 from trainer.inspect.guesses import Guess, guess_log
 from trainer.inspect.profiles import LogSample, profile_of
 from trainer.runs.first_spec import SpecDraft

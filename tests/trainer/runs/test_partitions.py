@@ -23,7 +23,7 @@ from tests.waiting import eventually
 from tests.worlds import event_logs
 from trainer.checkpoint import Description
 from trainer.events.events import Chunk
-from trainer.events.share import PartitionShare
+from trainer.events.parse import PartitionShare
 from trainer.output import SILENT
 from trainer.runs.rounds import MODEL_WAIT_S, Partners, WaitsForPartner
 from trainer.sources.redis import StreamSource

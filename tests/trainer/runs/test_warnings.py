@@ -24,7 +24,7 @@ from tests.trainer.learn.test_model_warnings import SPEC, log_of, write_log
 from trainer.checkpoint import file
 from trainer.checkpoint.folder import checkpoints_in
 from trainer.events.histories import Histories
-from trainer.examples import row_histories
+from trainer.examples import derived
 from trainer.output import SILENT, Output
 from trainer.runs import status
 from trainer.runs.status import Status, StatusCollector
@@ -114,7 +114,7 @@ def test_a_trainer_says_that_it_drops_users(
     spec = PLAIN.replace('"click"\n', '"click"\ncookie = "user"\nitem = "item"\ntimestamp = "ts"\n') + history
     rows = "".join(f"0,s1,u{row},i1,{1_700_000_000 + row}\n" for row in range(5))
     (tmp_path / "a.csv").write_text("click,site,user,item,ts\n" + rows)
-    monkeypatch.setattr(row_histories, "Histories", partial(Histories, most_users=2))
+    monkeypatch.setattr(derived, "Histories", partial(Histories, most_users=2))
     code, status, err = trained(f"rows={tmp_path / 'a.csv'}", spec=spec)
     assert (code, status["users_dropped"]) == (0, 2) and "2 were dropped" in err
     assert any("more than 2 users have a history" in text for text in status["warnings"])
