@@ -47,7 +47,7 @@ _MOST_LOSSES = 3
 _RESIDUALS = 1e-3
 _QUIET, _QUIET_RESIDUALS = 5, 1e-2
 """ADMM has also converged after so many iterations that hardly change the objective, if its residuals are no larger:
-the objective alone also stands still while the common weights stay at 0 and the duals grow."""
+the objective alone also stays constant while the common weights stay at 0 and the duals grow."""
 
 
 class MemberLost(Exception):

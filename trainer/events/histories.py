@@ -1,6 +1,6 @@
 """The histories of all users as events pass: values for the rows that lack them, then the events themselves.
 
-`Histories` holds the users. `EventHistories` stands between the merger and the join: of each impression it computes the
+`Histories` holds the users. `EventHistories` is between the merger and the join: of each impression it computes the
 history fields that the event does not carry, puts them into the segment's columns, and only then adds its items as
 seen; of each click it finds the request, and adds the item as clicked. So a row sees nothing of its own request, and
 nothing that came later. What it computes depends on the events and their order alone, not on how they were cut.
@@ -72,7 +72,7 @@ class Histories:
         return len(self._packed) + len(self._unpacked)
 
     def find(self, cookie: bytes) -> UserHistory | None:
-        """The history of a user; None if nothing is known. O(1) for users of late, else O(their events)."""
+        """The history of a user; None if nothing is known. O(1) for recent users, else O(their events)."""
         unpacked = self._unpacked
         user = unpacked.pop(cookie, None)
         if user is None:

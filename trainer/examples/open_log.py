@@ -159,7 +159,7 @@ def _reader(
             raise InputError(f"{log.inputs[0]} {ONLY_WHOLE}")
         if log.cache is not None:
             raise InputError(
-                f"--cache is for logs of rows; {log.inputs[0]} holds events, which are joined anew"
+                f"--cache is for logs of rows; {log.inputs[0]} holds events, which are joined each time"
             )
         if log.no_header:
             raise InputError(f"--no-header is for CSV and TSV; {log.inputs[0]} holds events, which are JSON")

@@ -141,7 +141,7 @@ class Dialect:
 
     @property
     def has_own_values(self) -> bool:
-        """Whether cells are not the values as they stand."""
+        """Whether cells differ from their values."""
         return bool(self.escape or self.nulls or self.numbers)
 
 
@@ -211,7 +211,7 @@ def _quote(head: bytes, separator: str, usual: str) -> str:
 def _escape(head: bytes, separator: str, quote: str) -> tuple[str, bool]:
     r"""The escape character, "" if there is none, and whether it counts outside quotes.
 
-    In quotes: if more cells end as they should with it than without it. Outside: if backslashes are doubled, or stand
+    In quotes: if more cells end as they should with it than without it. Outside: if backslashes are doubled, or are
     before separators or in cells that are \N, and nowhere but before characters that writers escape.
     """
     if b"\\" not in head:
@@ -234,7 +234,7 @@ def _escape(head: bytes, separator: str, quote: str) -> tuple[str, bool]:
 
 
 def _nulls(columns: Iterable[Sequence[str]], escaped: bool) -> Iterator[str]:
-    r"""Words for no value: \N, which only databases write, and those that stand in columns of numbers."""
+    r"""Words for no value: \N, which only databases write, and those that are in columns of numbers."""
     found = dict.fromkeys(["\\N"]) if escaped else {}
     for cells in columns:
         counts = Counter(cells)

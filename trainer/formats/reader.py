@@ -298,7 +298,7 @@ def no_column(name: str, missing: Sequence[str], columns: Iterable[str]) -> Spec
 
 
 def columns_in_path(name: str, own: Sequence[str]) -> Mapping[str, bytes]:
-    """The columns that stand in a file's path, as `day=2026-11-01/`, and are not the file's own."""
+    """The columns that are in a file's path, as `day=2026-11-01/`, and are not the file's own."""
     found = dict(part.split("=", 1) for part in PurePath(name).parts[:-1] if _PARTITION.match(part))
     values = {column: unquote(value).encode() for column, value in found.items() if column not in own}
     return {column: b"" if value == _NO_VALUE else value for column, value in values.items()}

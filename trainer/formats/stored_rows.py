@@ -84,7 +84,7 @@ def _coded(array: pa.Array) -> pa.Array:
 
 
 def of_bytes(piece: bytes | memoryview, where: str) -> LazyColumns:
-    """The columns of a piece whose checksum was verified. Raises InputError, with `where`, if it is none."""
+    """The columns of a piece whose checksum was verified. Raises InputError, with `where`, for other bytes."""
     try:
         size = int.from_bytes(piece[:_SIZE], "little")
         data = _CODEC.decompress(pa.py_buffer(piece[_SIZE:]), size)

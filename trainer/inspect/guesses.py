@@ -615,7 +615,7 @@ def guesses_of(
             guess = Guess(profile, role, _WHY[role], _SIDES.get(role, "context"), kind, format=form)
         elif profile.distinct == 0:
             guess = Guess(profile, "ignore", "empty in these rows", seen[profile.name].side)
-        else:  # where the value stands tells the side, and a list or object that it is a set
+        else:  # where the value is tells the side, and a list or object that it is a set
             guess = replace(guess_field(profile), side=seen[profile.name].side)
             if seen[profile.name].kind == "set":
                 guess = replace(guess, kind="set", separator=None)

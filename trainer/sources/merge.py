@@ -390,8 +390,8 @@ class Merger:
     a column MARK, the first of the marks of its impression in its chunk. lateness_us: with `once`, a source of files
     whose events are out of order by more is sorted by time if it fits SORT_BYTES; None: files are read as they are.
 
-    `has_stepped_back`: a source's clock has; whoever sets the limit resets it. `limit_us` holds back all events from
-    that time on; a run of several partitions sets it to the end of a round.
+    `has_stepped_back`: a source's clock has; reset with the limit. `limit_us` holds back all events from that time on;
+    a run of several partitions sets it to the end of a round.
     """
 
     def __init__(
