@@ -32,6 +32,7 @@ from ftrie.api.model import Model
 from model_store.errors import InputError, SpecError, installing, listed
 from model_store.features.features import FeaturePlan
 from model_store.normal_kernels import normal_cdfs
+from model_store.spec.kinds import Number
 from model_store.spec.learner_section import ALGORITHMS, LEAST_HASH_BITS, MOST_HASH_BITS
 from model_store.spec.spec import ModelSpec, spec_from_json
 from model_store.spec.values import LARGEST_REAL
@@ -422,10 +423,10 @@ class FTRLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc,unuse
             (spec,) = with_learned([spec], [(plain, len(next(iter(plain.values()))))], _note)
         plan = FeaturePlan.of(spec)
         if not plan.crosses and all(
-            field.number is not None
-            and field.number.buckets is None
-            and field.number.is_plain
-            and not field.has_missing_key
+            isinstance(field.kind, Number)
+            and field.kind.has_x
+            and field.kind.is_unscaled
+            and field.spec.missing is None
             and field.spec.fixed_weight is None
             and field.spec.main
             for field in plan.fields

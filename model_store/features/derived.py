@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.errors import FieldValueError
-from model_store.spec.numbers import NumberRule
+from model_store.spec.kinds import Number
 from model_store.spec.sections import FieldSpec
 from model_store.spec.values import LARGEST_REAL, Value, one_scalar, parse_real
 
@@ -43,7 +43,7 @@ class Derived:
     compares: bool
     """True if a candidate's value depends on the other candidates of the request."""
     of: Callable[..., Numbers]
-    rule: NumberRule | None
+    rule: Number | None
 
     def fitting(self, numbers: Numbers) -> Numbers:
         """The numbers, with NaN for those whose x a model does not take."""
@@ -121,8 +121,8 @@ def _derived(name: str, spec: FieldSpec) -> Derived:
         of = partial(_extreme, best=spec.list)
     elif spec.list is not None:
         of = partial(_rank if spec.list == "rank" else _gap, best=spec.best or "min")
-    rule = NumberRule.of(spec)
-    scaled = rule.buckets is None and not rule.is_plain
+    rule = Number(spec)
+    scaled = rule.has_x and not rule.is_unscaled
     return Derived(name, spec.side, spec.inputs, spec.list is not None, of, rule if scaled else None)
 
 

@@ -15,7 +15,6 @@ from model_store.keys import check_model_name
 MAX_CROSS_FIELDS = 4
 
 Side = Literal["user", "item", "context"]
-Kind = Literal["category", "set", "number", "time", "raw", "text"]
 TimePart = Literal["minute", "hour", "day", "weekday", "month"]
 Scale = Literal["standard", "minmax", "log1p"]
 ListMeasure = Literal["rank", "min", "max", "gap"]
@@ -165,7 +164,7 @@ class FieldSpec(Section):
     """
 
     side: Side = "context"
-    kind: Kind = "category"
+    kind: str = "category"
     bucket: Bucket = None
     scale: Scale | None = None
     learned: tuple[float, ...] | None = None
@@ -192,56 +191,8 @@ class FieldSpec(Section):
 
     ALWAYS = ("side", "kind", "bucket", "part", "format", "column", "separator", "optional")
 
-    @model_validator(mode="after")
-    def _options_fit_the_kind(self) -> Self:
-        self._check_kind("number", "bucket")
-        if self.kind == "time" and self.part is None:
-            raise ValueError('kind = "time" needs part = "minute" | "hour" | "day" | "weekday" | "month"')
-        if self.kind != "time" and (self.part is not None or self.format is not None):
-            raise ValueError(f'part and format belong to kind = "time"; this field\'s kind is "{self.kind}"')
-        if self.separator is not None and self.kind not in ("set", "raw"):
-            raise ValueError(
-                f'separator belongs to kind = "set" or "raw"; this field\'s kind is "{self.kind}"'
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _numbers_are_transformed(self) -> Self:
-        self._check_kind("number", "scale", "clip", "missing", "fixed_weight")
-        if self.scale is not None and self.bucket is not None:
-            raise ValueError("scale makes a number an x, bucket makes it a key; leave one of them out")
-        # Only what depends on the log is learned; "log" and log1p are the same for every log.
-        learns = quantiles_of(self.bucket) is not None or self.scale in ("standard", "minmax")
-        if self.learned is not None and not learns:
-            raise ValueError('learned belongs to bucket = "quantile:N" and to scale = "standard" or "minmax"')
-        if self.learned is not None and not _fits(self.learned, self.scale):
-            raise ValueError(
-                f"learned: got {list(self.learned)}; expected ascending edges for a quantile, [mean, deviation] with "
-                "a deviation above 0, or [min, max] with min below max"
-            )
-        if (weight := self.fixed_weight) is not None:
-            if self.bucket is not None or self.missing is not None:
-                raise ValueError(
-                    "fixed_weight multiplies the number itself; bucket and missing make keys of it"
-                )
-            # Within the bounds under which no sum overflows (`LARGEST_RATE`).
-            if not SMALLEST_RATE <= abs(weight) <= LARGEST_RATE:
-                raise ValueError(
-                    f"fixed_weight: got {weight!r}; expected a weight other than 0, from {SMALLEST_RATE:g} to "
-                    f"{LARGEST_RATE:g} in size"
-                )
-            if not self.main:
-                raise ValueError("fixed_weight belongs to the field's own key, main = false leaves it out")
-        self._check_kind("text", "ngrams", "most")
-        return self
-
-    def _check_kind(self, kind: Kind, *names: str) -> None:
-        for name in names:
-            if getattr(self, name) is not None and self.kind != kind:
-                raise ValueError(f'{name} belongs to kind = "{kind}"; this field\'s kind is "{self.kind}"')
-
-    @model_validator(mode="after")
-    def _derivation_is_sound(self) -> Self:
+    def check_derivation(self) -> None:
+        """Raise ValueError unless the members that derive a value fit each other and the kind."""
         ways = [name for name in DERIVATIONS if getattr(self, name) is not None]
         if len(ways) > 1:
             raise ValueError(f"{' and '.join(ways)} are two ways to compute one value; leave one of them out")
@@ -275,7 +226,6 @@ class FieldSpec(Section):
             raise ValueError(
                 f'of with measure = "{self.measure}" is of a candidate that shares the value: set side = "item"'
             )
-        return self
 
     @property
     def is_derived(self) -> bool:
@@ -295,9 +245,12 @@ class FieldSpec(Section):
     @property
     def has_to_learn(self) -> bool:
         """True if its bucket or scale needs what is learned from a log, and has not learned it."""
-        return self.learned is None and (
-            quantiles_of(self.bucket) is not None or self.scale in ("standard", "minmax")
-        )
+        return self.learned is None and self.learns
+
+    @property
+    def learns(self) -> bool:
+        """True if its bucket or scale depends on the log; "log" and log1p are the same for every log."""
+        return quantiles_of(self.bucket) is not None or self.scale in ("standard", "minmax")
 
     @property
     def is_number(self) -> bool:
@@ -306,15 +259,6 @@ class FieldSpec(Section):
 
 
 DERIVATIONS = ("ratio", "difference", "list", "history")
-
-
-def _fits(learned: tuple[float, ...], scale: str | None) -> bool:
-    if not all(map(math.isfinite, learned)):
-        return False
-    if scale is None:
-        return all(low < high for low, high in itertools.pairwise(learned))
-    low, high = learned if len(learned) == 2 else (0.0, 0.0)
-    return high > (0.0 if scale == "standard" else low)
 
 
 class Cross(Section):

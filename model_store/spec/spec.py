@@ -12,12 +12,13 @@ from functools import cached_property
 from itertools import permutations
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
 
 from model_store.bounded import NESTING, json_value, toml_document
 from model_store.errors import SpecError, listed
+from model_store.spec.kinds import KINDS, NO_KIND, check_kind
 from model_store.spec.learner_section import Inclusion, LearnerSection, Rule, Subsample
 from model_store.spec.sections import (
     CalibrationSection,
@@ -50,7 +51,7 @@ class ModelSpec(Section):
 
     model: ModelSection
     input: InputSection
-    fields: dict[str, FieldSpec] = Field(default_factory=dict)
+    fields: dict[str, Annotated[FieldSpec, AfterValidator(check_kind)]] = Field(default_factory=dict)
     crosses: tuple[Cross, ...] = ()
     variants: dict[str, Variant] = Field(default_factory=lambda: {"base": Variant(share=1.0)})
     learner: LearnerSection = LearnerSection()
@@ -385,7 +386,7 @@ def check_crosses(spec: ModelSpec) -> None:
         for name in cross.fields:
             if name not in spec.fields:
                 raise SpecError(f"crosses[{index}]: no field {name!r}; fields: {listed(spec.fields, name)}")
-            if spec.fields[name].kind == "raw":
+            if KINDS[spec.fields[name].kind].whole_keys:
                 raise SpecError(f'crosses[{index}]: {name!r} is of kind "raw"; raw keys cannot be crossed')
         if frozenset(cross.fields) in seen:
             raise SpecError(f"crosses[{index}]: {'*'.join(cross.fields)} occurs twice")
@@ -475,7 +476,7 @@ def check_calibration(spec: ModelSpec) -> None:
         raise SpecError(
             f"calibration.by: {by!r} is a field of the item; expected one of the user's or the context's side"
         )
-    if field.kind in ("set", "raw", "text") or field.is_number:
+    if KINDS[field.kind].is_list or field.is_number:
         raise SpecError(
             f"calibration.by: {by!r} is of kind {field.kind!r}; expected a category, a time, or a number in buckets"
         )
@@ -542,6 +543,8 @@ def _explain(detail: Any) -> str:
         return f"{path}: no such key; {_allowed_beside(detail['loc'])}"
     if detail["type"] == "missing":
         return f"{path}: missing; it is required"
+    if detail["type"] == NO_KIND:
+        return f"{path}.kind: {message}"
     if detail["type"] == "value_error":
         return message if path == "spec" else f"{path}: {message}"
     return f"{path}: got {detail['input']!r}; {message[0].lower()}{message[1:]}"

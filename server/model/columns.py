@@ -28,7 +28,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from model_store.errors import ArtefactError, FieldValueError
-from model_store.features.features import FeaturePlan, FieldPlan, Token, Tokenised
+from model_store.features.features import FeaturePlan, FieldPlan, Tokenised
+from model_store.spec.kinds import Token
 from model_store.spec.values import LARGEST_REAL, Value, one_scalar, parse_number, set_members, text_of
 from server.model.byte_kernels import LINE_FEED, find_ids, index_ids, split_lines
 from server.model.derived import DerivedFields
@@ -335,19 +336,21 @@ def _one_text(value: Value) -> tuple[bytes, ...]:
 class _ColumnWriter:
     """Numbers the values of one field as they come; `finish` sorts them by text.
 
-    texts_of: the texts of a value. plan: the model's field, None for a field that the model lacks. printed: how an
-    event says a value that fits.
+    plan: the model's field, None for a field that the model lacks. printed: how an event says a value that fits.
     """
 
     def __init__(
         self,
-        texts_of: Callable[[Value], tuple[bytes, ...]],
         problems: list[str],
         plan: FieldPlan | None = None,
         printed: Printer | None = None,
     ) -> None:
-        self._texts_of, self._problems, self._plan, self._printed = texts_of, problems, plan, printed
-        self._is_set = plan is not None and plan.kind in ("set", "raw")
+        self._problems, self._plan, self._printed = problems, plan, printed
+        self._is_set = plan is not None and plan.kind.form == "set"
+        self._texts_of: Callable[[Value], tuple[bytes, ...]] = _one_text
+        if plan is not None and self._is_set:
+            whole, separator = plan.kind.whole_keys, plan.spec.separator
+            self._texts_of = (lambda value: ()) if whole else partial(_set_texts, separator=separator)
         # Four bytes a row; a list has eight and an object.
         self._rows = array("i")
         self._code_of: dict[str | bytes, int] = {}
@@ -443,16 +446,14 @@ class Catalogue:
 
     `pack` returns arrays for shared memory, and `unpack` costs the same for any number of items. rows: the ids. tokens:
     a row for each item, a column for each item field. columns: the fields of the records that have a text, by name.
-    separators: the model's set fields and their separators; every other field has one value. problems: the first
-    MAX_PROBLEMS messages about stored values that do not fit their field; such a value counts as missing, so that no
-    record can keep a server from starting.
+    problems: the first MAX_PROBLEMS messages about stored values that do not fit their field; such a value counts as
+    missing, so that no record can keep a server from starting.
     """
 
     fields: tuple[FieldPlan, ...]
     rows: IdTable
     tokens: TokenTable
     columns: Mapping[str, Column]
-    separators: Mapping[str, str | None]
     problems: tuple[str, ...]
     fragments: Fragments | None = None
     """Each row as the impression log writes it; None if there is no such log."""
@@ -508,7 +509,7 @@ class Catalogue:
             fragments = Fragments(values=tokens.values, **part("fragments", Fragments))
         computed = {name: arrays[f"computed.{at}"] for at, name in enumerate(head["computed"])}
         rows, problems = IdTable(**part("ids", IdTable)), tuple(head["problems"])
-        return cls(plan.item_fields, rows, tokens, columns, head["separators"], problems, fragments, computed)
+        return cls(plan.item_fields, rows, tokens, columns, problems, fragments, computed)
 
     def pack(self) -> tuple[dict[str, Any], dict[str, Array]]:
         """A JSON head and named arrays, for `unpack` in another process. O(fields): copies nothing."""
@@ -530,7 +531,6 @@ class Catalogue:
         head = {
             "fields": [field.name for field in self.fields],
             "columns": [[name, column.first] for name, column in self.columns.items()],
-            "separators": dict(self.separators),
             "problems": list(self.problems),
             "computed": list(self.computed),
         }
@@ -549,8 +549,9 @@ class Catalogue:
 
         A text over MAX_TEXT_BYTES and a value of the wrong kind count as missing.
         """
-        if name in self.separators:
-            return _set_texts(value, self.separators[name])
+        plan = self.fields[self._places[name]] if name in self._places else None
+        if plan is not None and plan.kind.form == "set" and not plan.kind.whole_keys:
+            return _set_texts(value, plan.spec.separator)
         is_scalar = value is None or isinstance(value, str | bytes | bool | int | float)
         return _one_text(value) if is_scalar else _set_texts(value, None)
 
@@ -600,7 +601,7 @@ class Catalogue:
         if place is None:
             return texts[0] if texts else ""
         tokens = self.tokens_at(row, place)
-        if self.fields[place].kind in ("set", "raw"):
+        if self.fields[place].kind.form == "set":
             return StoredMembers(texts, tokens)
         return StoredText(texts[0] if texts else "", tokens)
 
@@ -643,12 +644,9 @@ class _CatalogueWriter:
 
     def __init__(self, plan: FeaturePlan, form: Form | None) -> None:
         self._fields, self._form, self._problems = plan.item_fields, form, list[str]()
-        self._separators = {f.name: f.spec.separator for f in plan.item_fields if f.kind == "set"}
-        self._raw = {f.name for f in plan.fields if f.kind == "raw"}
+        self._raw = {f.name for f in plan.fields if f.kind.whole_keys}
         self._own = {
-            f.name: _ColumnWriter(
-                self._texts_of(f), self._problems, f, printer(f) if form is not None else None
-            )
+            f.name: _ColumnWriter(self._problems, f, printer(f) if form is not None else None)
             for f in plan.item_fields
         }
         self._others: dict[str, _ColumnWriter] = {}
@@ -656,12 +654,7 @@ class _CatalogueWriter:
         self._left_out: set[str] = set()
         self._row_of: dict[str, int] = {}
         self._texts: list[bytes] = []
-        self._most_others = MAX_NAMES - sum(f.kind != "raw" for f in plan.item_fields)
-
-    def _texts_of(self, plan: FieldPlan) -> Callable[[Value], tuple[bytes, ...]]:
-        if plan.kind == "set":
-            return partial(_set_texts, separator=plan.spec.separator)
-        return (lambda value: ()) if plan.kind == "raw" else _one_text
+        self._most_others = MAX_NAMES - sum(not f.kind.whole_keys for f in plan.item_fields)
 
     def add(self, item_id: str, record: Mapping[str, Value]) -> None:
         """Add an item, or replace it."""
@@ -690,7 +683,7 @@ class _CatalogueWriter:
             return None
         # By name and not by arrival: a scan of the store has no order, and all servers must keep the same fields.
         insort(self._by_name, name)
-        self._others[name] = _ColumnWriter(_one_text, self._problems)
+        self._others[name] = _ColumnWriter(self._problems)
         if len(self._others) > self._most_others:
             last = self._by_name.pop()
             del self._others[last]
@@ -725,7 +718,6 @@ class _CatalogueWriter:
             IdTable.of(self._row_of),
             tokens.table(values),
             {name: columns[name] for name in sorted(columns) if columns[name].count},
-            self._separators,
             tuple(self._problems),
             fragments,
             computed,

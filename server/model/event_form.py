@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
+from functools import partial
 from json.encoder import encode_basestring_ascii
 
 from model_store.errors import FieldValueError
@@ -152,10 +153,9 @@ Printer = Callable[[Value], str | None]
 
 def printer(field: FieldPlan) -> Printer:
     """The function that writes the values of a field."""
-    if field.kind in ("set", "raw"):
-        separator = field.spec.separator
-        return lambda value: printed_set(value, separator)
-    return _number if field.kind == "number" else _text
+    if field.kind.form == "set":
+        return partial(printed_set, separator=field.spec.separator)
+    return _number if field.kind.form == "number" else _text
 
 
 def printed_set(value: Value, separator: str | None = None) -> str | None:

@@ -121,7 +121,7 @@ class Model:
     @cached_property
     def knows_unknown_items(self) -> bool:
         """Whether an item without a record has keys: those of its id, or of missing values."""
-        return bool(self.item_id_fields) or any(field.has_missing_key for field in self.plan.item_fields)
+        return bool(self.item_id_fields) or any(field.spec.missing for field in self.plan.item_fields)
 
     @property
     def nbytes(self) -> int:

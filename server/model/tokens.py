@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.errors import FieldValueError
-from model_store.features.features import FeaturePlan, FieldPlan, Token
+from model_store.features.features import FeaturePlan, FieldPlan
+from model_store.spec.kinds import Number, Token
 from model_store.spec.values import Value
 from server.errors import InvalidRequest
 
@@ -114,11 +115,11 @@ def number_tokens(field: FieldPlan, numbers: Array) -> TokenTable:
 
     Raises ValueError if an x is beyond what a model takes.
     """
-    rule, present = field.number, ~np.isnan(numbers)
-    assert rule is not None
+    assert isinstance(field.kind, Number)
+    rule, present = field.kind, ~np.isnan(numbers)
     values = np.full((len(numbers), 1), NO_VALUE, np.int32)
     writer = TokenWriter()
-    if field.has_missing_key:
+    if field.spec.missing is not None:
         values[~present, 0] = writer.add(field.tokens(None))
     found, first = numbers[present], len(writer.value_start) - 1
     if rule.buckets is None:
@@ -235,8 +236,7 @@ class SetCrosses:
             (names, indices)
             for cross in plan.crosses
             if (names := tuple(field.name for field in cross.fields))
-            and len(indices := [at for at, each in enumerate(side) if each.name in names and each.is_list])
-            > 1
+            and len(indices := [at for at, f in enumerate(side) if f.name in names and f.kind.is_list]) > 1
         )
 
     def __bool__(self) -> bool:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from ctr.v1.ranking_pb2 import Contributions, ExplainedItem, ExplainResponse, KeyContribution
-from model_store.features.features import FeaturePlan, Token
+from model_store.features.features import FeaturePlan
+from model_store.spec.kinds import Token
 from model_store.spec.values import Value
 from server.errors import Degradation
 from server.model.columns import Catalogue, id_tokens

@@ -18,9 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.errors import FieldValueError
-from model_store.features.features import FeaturePlan, FieldPlan, Token
+from model_store.features.features import FeaturePlan, FieldPlan
 from model_store.features.history import HistoryPlan
 from model_store.records.lookups import HashFields
+from model_store.spec.kinds import Token
 from model_store.spec.values import Value
 from server.ranking.query import TokenArrays
 from server.ranking.request import Received, Request
@@ -47,12 +48,12 @@ class PlainReader:
         self._names = np.frombuffer(bytearray(b"".join(names)), np.uint8)
         self._name_start = np.array([0, *np.cumsum([len(name) for name in names])], np.int64)
         self._fields = [field.name for field in fields]
-        self._bits = {field.name: 1 << bit for bit, field in enumerate(fields) if field.kind == "category"}
-        self._plain = np.array([field.kind == "category" for field in fields], np.bool_)
+        self._bits = {field.name: 1 << bit for bit, field in enumerate(fields) if field.kind.token_is_text}
+        self._plain = np.array([field.kind.token_is_text for field in fields], np.bool_)
         self._every = np.ones(len(fields), np.bool_)
         self._x = np.ones(len(fields))
         # A field with a key for a missing value has a token that no text of the request makes.
-        complete = not any(field.has_missing_key for field in fields)
+        complete = not any(field.spec.missing for field in fields)
         self._reads = complete and 0 < len(fields) <= MAX_PLAIN_FIELDS
 
     def read(self, request: Request) -> PlainTokens | None:
@@ -148,7 +149,7 @@ class UserFields:
         bind(self, "_bits", {f.name: 1 << bit for bit, f in enumerate(self.fields)})
         bind(self, "user_bits", self.bits(names))
         bind(self, "stored_bits", self.user_bits & ~self.bits(self.cookies))
-        plain = all(self.fields[place].kind == "category" for place in self.users)
+        plain = all(self.fields[place].kind.token_is_text for place in self.users)
         takes = np.isin(np.arange(len(self.fields)), self.users)
         bind(self, "takes", takes if plain and 0 < len(self.fields) <= MAX_PLAIN_FIELDS else None)
 
@@ -202,7 +203,7 @@ _made_lock = threading.Lock()
 
 def _maker(plan: FieldPlan, is_cookie: bool) -> TokenMaker:
     """What makes a field's tokens. It remembers the latest values: most users share their age and city with others."""
-    return plan.tokens if is_cookie or plan.is_list else lru_cache(REMEMBERED_VALUES)(plan.tokens)
+    return plan.tokens if is_cookie or plan.kind.is_list else lru_cache(REMEMBERED_VALUES)(plan.tokens)
 
 
 class StoredUser:

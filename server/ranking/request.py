@@ -254,7 +254,7 @@ class RequestSchema(NamedTuple):
     def of(cls, plan: FeaturePlan) -> RequestSchema:
         """The plan's. O(fields)."""
         # Reversed, so that of several raw fields of one side the first one counts.
-        raw = {f.side: f.name for f in reversed(plan.fields) if f.kind == "raw"}
+        raw = {f.side: f.name for f in reversed(plan.fields) if f.kind.whole_keys}
         user, context = raw.get("user", raw.get("context")), raw.get("context", raw.get("user"))
         return cls(plan, user, context, raw.get("item"), frozenset(f.name for f in plan.item_fields))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import MutableSequence
-from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -19,7 +18,7 @@ from model_store.errors import FieldValueError
 from model_store.features.features import FeaturePlan
 from model_store.jit import kernels_are_cached, mark_kernels_cached
 from model_store.spec.spec import parse_spec
-from server.model.columns import Catalogue, ItemIds, StoredItem
+from server.model.columns import Catalogue, ItemIds, StoredItem, id_tokens
 from server.model.event_form import Form
 from server.model.live_model import LiveModel
 from server.ranking.answer import ranked_items
@@ -85,11 +84,11 @@ def _rank_any(served: ServedVersion) -> None:
     """Rank known, unknown and inline items, with every variant that has weights of its own."""
     ids = list(islice(served.catalogue.ids, WARM_CANDIDATES))
     plan, ranker = served.model.plan, served.ranker
-    fields = {field.name: "1" for field in plan.request_fields if field.kind != "time"}
-    inline = {field.name: "1" for field in plan.item_fields if field.kind != "time"}
+    # Of the fields that take "1".
+    fields = {field.name: "1" for field in plan.request_fields if id_tokens(field, "1")}
+    inline = {field.name: "1" for field in plan.item_fields if id_tokens(field, "1")}
     for variant in range(served.model.base.values.width):
-        with suppress(FieldValueError):  # of a field that does not take "1"
-            ranker.rank(ranker.query(fields, ids, [("inline", inline)], variant, top_k=10))
+        ranker.rank(ranker.query(fields, ids, [("inline", inline)], variant, top_k=10))
         ranker.rank(ranker.query({}, [*ids, "no such item"], (), variant))
 
 

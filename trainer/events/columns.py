@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,13 +24,13 @@ from model_store.errors import SpecError
 from model_store.features.derived import ABSENT, Derivations, Numbers, Starts
 from model_store.hash_kernels import digest_columns
 from model_store.ratios import BUCKETS
-from model_store.spec.sections import FieldSpec, Kind, Side
+from model_store.spec.kinds import KINDS, Form
+from model_store.spec.sections import FieldSpec, Side
 from model_store.spec.spec import ModelSpec
 from model_store.spec.values import LARGEST_REAL
 from trainer.formats.cells import addresses, number_column, plain, text_column
 from trainer.formats.jsonl import BadRow, load
 
-Form = Literal["text", "number", "set"]
 Path = tuple[str, ...]
 """Member names from the event's top level inwards; a path that starts with ITEMS continues in every item."""
 
@@ -58,7 +58,6 @@ DERIVED = "@derived"
 """A column of specs with derived fields: `ModelSpec.derivation` of the version that computed them for the answer."""
 
 _OBJECTS = frozenset({ITEMS, CONTEXT, USER})  # top-level members that are never values
-_SCALAR: dict[str, Form] = {"number": "number", "set": "set", "raw": "set"}
 
 
 @dataclass(frozen=True)
@@ -149,7 +148,7 @@ def _form(specs: Sequence[ModelSpec], name: str) -> Form:
         for field_name, field in spec.fields.items()
         if (field.column or field_name) == name
     ]
-    forms = {_SCALAR.get(field.kind, "text") for field in fields} or {"text"}
+    forms = {KINDS[field.kind].form for field in fields} or {"text"}
     return next(form for form in ("text", "number", "set") if form in forms)
 
 
@@ -244,7 +243,7 @@ def columns_seen(data: bytes) -> dict[str, FieldSpec]:
             for name, value in values.items():
                 if value is None:
                     continue
-                kind: Kind = "set" if isinstance(value, list | dict) else "category"
+                kind = "set" if isinstance(value, list | dict) else "category"
                 if name not in found or (kind, found[name].kind) == ("set", "category"):
                     found[name] = FieldSpec(side=side, kind=kind)
     return found

@@ -283,7 +283,7 @@ def key_rules(plan: FeaturePlan, owner: npt.NDArray[np.int64]) -> KeyRules:
     return KeyRules(
         bias=bias[0],
         states=np.array([prefix_state(_bytes(prefix)) for prefix in key_prefixes(plan)[1:]], np.uint64),
-        raw=np.array([field.kind == "raw" for field in plan.fields], np.uint8),
+        raw=np.array([field.kind.whole_keys for field in plan.fields], np.uint8),
         masks=np.array(masks, np.uint32)[owner],
     )
 

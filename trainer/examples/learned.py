@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from model_store.errors import SpecError, counted
-from model_store.spec.numbers import NumberRule
+from model_store.spec.kinds import Number
 from model_store.spec.sections import FieldSpec, quantiles_of
 from model_store.spec.spec import ModelSpec
 from model_store.spec.values import LARGEST_REAL
@@ -73,7 +73,7 @@ def _with_learned(
 
 def learn(field: FieldSpec, numbers: npt.NDArray[np.float64]) -> Learned:
     """What a field learns from numbers, NaN where there is none. Numbers are clipped first."""
-    present = NumberRule.of(field).clipped(numbers[~np.isnan(numbers)]) + 0.0
+    present = Number(field).clipped(numbers[~np.isnan(numbers)]) + 0.0
     buckets = quantiles_of(field.bucket)
     if buckets is not None:
         return _edges(present, buckets)

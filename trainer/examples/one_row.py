@@ -10,16 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from model_store.errors import FieldValueError
-from model_store.features.features import FieldPlan, Token
 from model_store.hash_kernels import digest_columns
 from model_store.spec.keys import MAX_KEY_BYTES
+from model_store.spec.kinds import Category, Kind, Number, Raw, Set, Time, Token
 from model_store.spec.values import LARGEST_REAL, text_of
 from trainer.examples.examples_kernels import TokenLayout, digest_of_nothing
 from trainer.examples.hashing import ExampleMaker, Examples
@@ -60,26 +60,21 @@ class OneRowMaker:
         fields = maker.plan.fields
         self._known: list[dict[str, tuple[Token, ...]]] = [{} for _ in fields]
         self._left = _REMEMBERED
-        self._columns = list(
-            zip(
-                fields,
-                [plan.column for plan in fields],
-                [plan.kind for plan in fields],
-                self._known,
-                strict=True,
-            )
-        )
+        self._columns = [
+            (plan, plan.column, _PLAIN.get(type(plan.kind), ()), known)
+            for plan, known in zip(fields, self._known, strict=True)
+        ]
         # Tokens are laid out by field: one each, then sets and words, then raw keys, which are hashed as they are.
-        self._dense = [plan.index for plan in fields if not plan.is_list]
-        self._lists = [plan.index for plan in fields if plan.is_list and plan.kind != "raw"]
-        self._raw = [plan.index for plan in fields if plan.kind == "raw"]
+        self._dense = [plan.index for plan in fields if not plan.kind.is_list]
+        self._lists = [plan.index for plan in fields if plan.kind.is_list and not plan.kind.whole_keys]
+        self._raw = [plan.index for plan in fields if plan.kind.whole_keys]
         self._step = np.int64(len(self._dense))
         several = self._lists + self._raw
         self._base, self._list_of = np.zeros(len(fields), np.int64), np.full(len(fields), -1, np.int64)
         self._base[self._dense] = np.arange(len(self._dense))
         self._list_of[several] = np.arange(len(several))
         self._starts = np.zeros((max(len(several), 1), 2), np.int32)
-        self._has_x = any(plan.number is not None and plan.number.buckets is None for plan in fields)
+        self._has_x = any(plan.kind.has_x for plan in fields)
         self._nothing = np.uint64(digest_of_nothing())
         self._crosses = [
             (len(cross.prefix) + len(cross.fields) - 1, [field.index for field in cross.fields])
@@ -101,7 +96,7 @@ class OneRowMaker:
             return None
         tokens: list[tuple[Token, ...]] = []
         try:
-            for plan, column, kind, known in self._columns:
+            for plan, column, types, known in self._columns:
                 value = row.get(column)
                 if type(value) is str:
                     found = known.get(value)
@@ -111,7 +106,7 @@ class OneRowMaker:
                             known[value] = found
                             self._left -= 1
                     tokens.append(found)
-                elif value is None or _is_plain(value, kind, plan):
+                elif value is None or (type(value) in types and _is_plain(value)):
                     tokens.append(plan.tokens(value))
                 else:
                     return None
@@ -201,13 +196,7 @@ class _Texts(Sequence[Any]):
             self._made = [whole.slice(first, size) for first, size in zip(base.tolist(), sizes, strict=True)]
         return self._made
 
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Any]: ...
-
-    def __getitem__(self, index: int | slice) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         return self._arrays()[index]
 
     def __len__(self) -> int:
@@ -231,22 +220,26 @@ def _digests(texts: Sequence[bytes], whole: int) -> tuple[npt.NDArray[np.uint64]
     return out, buffer, offsets
 
 
-def _is_plain(value: Any, kind: str, plan: FieldPlan) -> bool:
-    """Whether a value other than text is sure to give the same tokens as a column of it."""
-    of = type(value)
-    if of is int:
-        return kind != "text" and -_LARGEST_WHOLE < value < _LARGEST_WHOLE
-    if of is float:
-        return kind in ("category", "number") and math.isfinite(value)
-    if of is bool:
-        return kind == "category"
-    if not plan.is_list or kind == "text":
-        return False
-    if of is list or of is tuple:
-        return all(type(member) is str for member in value)
-    if of is dict:
+_SET = int, list, tuple, dict
+_PLAIN: dict[type[Kind], tuple[type, ...]] = {
+    Category: (int, float, bool),
+    Number: (int, float),
+    Time: (int,),
+    Set: _SET,
+    Raw: _SET,
+}
+"""Types of values other than text that give the tokens of a column of them, if they are plain. Texts always do."""
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is exact as a double, or has only such members, and texts."""
+    if type(value) is int:
+        return -_LARGEST_WHOLE < value < _LARGEST_WHOLE
+    if type(value) is float:
+        return math.isfinite(value)
+    if type(value) is dict:
         return all(type(member) is str and _is_real(x) for member, x in value.items())
-    return False
+    return type(value) is bool or all(type(member) is str for member in value)
 
 
 def _is_whole(value: Any) -> bool:

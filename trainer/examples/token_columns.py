@@ -7,9 +7,9 @@ to escape, lists in text, numbers that do not parse) take slower paths.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from model_store.errors import FieldValueError, SpecError
 from model_store.features.features import FieldPlan
 from model_store.hash_kernels import scan_columns
 from model_store.spec.keys import ESCAPES, MAX_KEY_BYTES
-from model_store.spec.numbers import MISSING, NumberRule
+from model_store.spec.kinds import MISSING, Category, Kind, Number, Raw, Set, Token
 from model_store.spec.values import LARGEST_REAL, checked_utf8, not_real
 from trainer.examples import sets_kernels
 from trainer.formats.cells import (
@@ -71,30 +71,106 @@ def token_columns(fields: Sequence[FieldPlan], arrays: Sequence[Any]) -> list[To
 
 def takes_cells(plan: FieldPlan) -> bool:
     """Whether a field's tokens can be made from a `CellText`, `CellSets` or a dictionary array."""
-    return plan.kind in ("category", "number", "set", "raw")
+    return type(plan.kind) in _WAYS
 
 
 def _column(plan: FieldPlan, array: Any) -> TokenColumn:
-    if isinstance(array, CellSets):
-        # An x that is too large costs its row only: the slower way finds which.
-        if plan.kind in ("set", "raw") and sets_kernels.are_real(array.x, LARGEST_REAL):
-            return _members_column(_distinct(array.members, array.starts, array.x, []))
-        return _typed(plan, plain(array.values()))
+    try:
+        return _WAYS.get(type(plan.kind), _by_value)(plan, array)
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
+        raise SpecError(
+            f"fields.{plan.name}: a column of type {_flat(array).type} cannot be of kind {plan.kind.name!r}"
+        ) from None
+
+
+def _flat(array: Any) -> Any:
+    """A column, cells among them, as an array of a plain type."""
+    return plain(array.values() if isinstance(array, CellText | CellSets) else array)
+
+
+def _categories(plan: FieldPlan, array: Any) -> TokenColumn:
+    if isinstance(array, CellText) and array.is_text:
+        return TokenColumn(array)
+    if isinstance(array, CellText | CellSets) or not pa.types.is_dictionary(array.type):
+        return TokenColumn(text_column(_flat(array)))
+    return TokenColumn(_coded(array))
+
+
+def _numbers(plan: FieldPlan, array: Any) -> TokenColumn:
+    assert isinstance(plan.kind, Number)
+    rule, absent = plan.kind, MISSING if plan.spec.missing else _ABSENT
     if isinstance(array, CellText):
-        return _of_cells(plan, array) or _typed(plan, plain(array.values()))
-    if plan.number is not None and pa.types.is_dictionary(array.type) and array.dictionary.type == _BINARY:
+        return _number_column(rule, *_numbers_of(array), absent)
+    array = _flat(array) if isinstance(array, CellSets) else array
+    if pa.types.is_dictionary(array.type) and array.dictionary.type == _BINARY:
         coded = _coded(array)
         # Numbers are parsed once for each distinct text. An odd one takes the other way, which names its rows.
         numbers, odd = number_column(coded.texts)
         if not odd:
-            absent = MISSING if plan.has_missing_key else _ABSENT
-            return _number_column(plan.number, numbers[coded.codes], [], absent)
-    if plan.kind == "category":
-        if array.type == _BINARY and not array.null_count:
-            return TokenColumn(array)
-        if pa.types.is_dictionary(array.type):
-            return TokenColumn(_coded(array))
-    return _typed(plan, plain(array))
+            return _number_column(rule, numbers[coded.codes], [], absent)
+    return _number_column(rule, *number_column(plain(array)), absent)
+
+
+def _sets(plan: FieldPlan, array: Any) -> TokenColumn:
+    if isinstance(array, CellText) and array.is_text:
+        found = _set_of(array, plan.spec.separator or ",")
+        if found is not None:
+            return found
+    # An x that is too large costs its row only: the slower way finds which.
+    if isinstance(array, CellSets) and sets_kernels.are_real(array.x, LARGEST_REAL):
+        members = _distinct(array.members, array.starts, array.x, [])
+    elif is_list((array := _flat(array)).type):
+        members = _members_of(array)
+    else:
+        return _by_value(plan, array)
+    starts = members.starts
+    assert starts is not None
+    has_one_each = starts[-1] == starts.size - 1 and (np.diff(starts) == 1).all()
+    # One member each without an x: as fast as a category.
+    return TokenColumn(members.text) if has_one_each and members.x is None and not members.bad else members
+
+
+def _by_value(plan: FieldPlan, array: Any) -> TokenColumn:
+    """The tokens of any kind, by `Kind.tokens`: each distinct text is read once."""
+    array, codes = plain(array), np.arange(len(array), dtype=np.int32)
+    if is_list(array.type):
+        if plan.kind.form != "set":
+            raise pa.ArrowInvalid("lists")
+        values = array.to_pylist()
+        if pa.types.is_map(array.type):
+            values = [None if value is None else dict(value) for value in values]
+    else:
+        coded = text_column(array).dictionary_encode()
+        values, codes = coded.dictionary.to_pylist(), coded.indices.to_numpy()
+    # Flat, not a list of tuples of tokens: the garbage collector would visit each of them again and again.
+    texts, xs, lengths, reasons = list[bytes](), list[float](), [0], dict[int, str]()
+    absent = () if plan.kind.is_list else (Token(_ABSENT, np.nan),)
+    for code, value in enumerate(values):
+        try:
+            tokens = plan.tokens(value) or absent
+        except FieldValueError as error:
+            tokens, reasons[code] = absent, str(error).removeprefix(f"{plan.name}: ")
+        texts += [token.text for token in tokens]
+        xs += [token.x for token in tokens]
+        lengths.append(len(tokens))
+    bad = [(int(row), reasons[codes[row]]) for row in np.flatnonzero(np.isin(codes, list(reasons)))]
+    if not plan.kind.is_list:
+        coded_x = np.array(xs)[codes] if plan.kind.has_x else None
+        return TokenColumn(CodedText(pa.array(texts, _BINARY), codes), x=coded_x, bad=bad, checked=True)
+    offsets, x = pa.array(np.cumsum(lengths, dtype=np.int32)), None
+    rows = pa.ListArray.from_arrays(offsets, pa.array(texts, _BINARY)).take(codes)
+    if any(x != 1.0 for x in xs):
+        x = pa.ListArray.from_arrays(offsets, pa.array(xs)).take(codes).flatten().to_numpy()
+    return TokenColumn(rows.flatten(), _starts(rows), x, bad, checked=True)
+
+
+_WAYS: dict[type[Kind], Callable[[FieldPlan, Any], TokenColumn]] = {
+    Category: _categories,
+    Number: _numbers,
+    Set: _sets,
+    Raw: _sets,
+}
+"""Kinds whose columns have a faster way than value by value."""
 
 
 def _spell(fields: Sequence[FieldPlan], columns: Sequence[TokenColumn]) -> None:
@@ -103,7 +179,7 @@ def _spell(fields: Sequence[FieldPlan], columns: Sequence[TokenColumn]) -> None:
     in_blocks = dict[int, list[TokenColumn]]()
     for plan, column in zip(fields, columns, strict=True):
         text = column.text
-        if plan.kind not in ("category", "set") or column.checked:
+        if type(plan.kind) not in (Category, Set) or column.checked:
             continue
         if isinstance(text, CellText):
             in_blocks.setdefault(id(text.block), []).append(column)
@@ -121,17 +197,8 @@ def _respell(column: TokenColumn, text: Any) -> None:
     """Other texts of a column; two spellings may be one member of a set."""
     if column.starts is not None and text is not column.text:
         members = _distinct(text, column.starts, _ALL_ONE if column.x is None else column.x, column.bad)
-        text, column.starts, column.x, _ = members
+        text, column.starts, column.x = members.text, members.starts, members.x
     column.text = text
-
-
-def _of_cells(plan: FieldPlan, cells: CellText) -> TokenColumn | None:
-    """The tokens of cells, in place; None if a careful parser must see them."""
-    if plan.number is not None:
-        return _number_column(plan.number, *_numbers_of(cells), MISSING if plan.has_missing_key else _ABSENT)
-    if not cells.is_text:
-        return None
-    return TokenColumn(cells) if plan.kind == "category" else _set_of(cells, plan.spec.separator or ",")
 
 
 def _coded(array: Any) -> CodedText:
@@ -171,28 +238,11 @@ def _set_of(cells: CellText, separator: str) -> TokenColumn | None:
         return None
     special, not_ascii = (each[cells.place : cells.place + 1] for each in (block.special, block.not_ascii))
     found = CellText(Block(block.data, spans, size, 1, 2, special, not_ascii, block.longest), 0)
-    members = _distinct(found, starts, _ALL_ONE, [])
-    return TokenColumn(members.text, members.starts)
-
-
-def _typed(plan: FieldPlan, array: Any) -> TokenColumn:
-    try:
-        if plan.kind in ("text", "time"):
-            return _parsed_column(plan, array)
-        if plan.is_list:
-            return _members_column(members_of(array)) if is_list(array.type) else _listed_text(plan, array)
-        if plan.number is not None:
-            absent = MISSING if plan.has_missing_key else _ABSENT
-            return _number_column(plan.number, *number_column(array), absent)
-        return TokenColumn(text_column(array))
-    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
-        raise SpecError(
-            f"fields.{plan.name}: a column of type {array.type} cannot be of kind {plan.kind!r}"
-        ) from None
+    return _distinct(found, starts, _ALL_ONE, [])
 
 
 def _number_column(
-    rule: NumberRule, numbers: npt.NDArray[np.float64], bad: list[tuple[int, str]], absent: bytes
+    rule: Number, numbers: npt.NDArray[np.float64], bad: list[tuple[int, str]], absent: bytes
 ) -> TokenColumn:
     """absent: the text of an absent number's token; empty if it has none."""
     present = ~np.isnan(numbers)
@@ -224,57 +274,6 @@ def _codes_of(numbers: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], np
     return distinct, codes.reshape(-1)
 
 
-def _parsed_column(plan: FieldPlan, array: Any) -> TokenColumn:
-    """The words of texts, or the part of times. Each distinct text is parsed once."""
-    if plan.kind == "text" and is_list(array.type):
-        raise pa.ArrowInvalid("lists")
-    # As ISO text, so that typed and written times go through one parser.
-    if plan.kind == "time" and pa.types.is_temporal(array.type):
-        array = array.cast(pa.string()).cast(_BINARY)
-    encoded = text_column(array).dictionary_encode()
-    tokens, reasons = list[list[bytes]](), dict[int, str]()
-    for code, value in enumerate(encoded.dictionary.to_pylist()):
-        try:
-            tokens.append([token.text for token in plan.tokens(value)])
-        except FieldValueError as error:
-            tokens.append([])
-            reasons[code] = _reason(plan, error)
-    codes = encoded.indices.to_numpy()
-    bad = [(int(row), reasons[codes[row]]) for row in np.flatnonzero(np.isin(codes, list(reasons)))]
-    if plan.kind == "time":
-        return TokenColumn(pa.array(map(b"".join, tokens), _BINARY).take(encoded.indices), bad=bad)
-    rows = pa.array(tokens, pa.list_(_BINARY)).take(encoded.indices)
-    return TokenColumn(rows.flatten(), _starts(rows), bad=bad, checked=True)
-
-
-def _members_column(members: Members) -> TokenColumn:
-    starts = members.starts
-    has_one_each = starts[-1] == starts.size - 1 and (np.diff(starts) == 1).all()
-    if members.x is None and not members.bad and has_one_each:
-        return TokenColumn(members.text)  # as fast as a category
-    return TokenColumn(members.text, members.starts, members.x, members.bad)
-
-
-def _listed_text(plan: FieldPlan, array: Any) -> TokenColumn:
-    """Sets given as text, parsed and escaped one value at a time."""
-    texts: list[bytes] = []
-    xs: list[float] = []
-    lengths = np.zeros(len(array), np.int64)
-    bad = []
-    for row, value in enumerate(text_column(array).to_pylist()):
-        try:
-            tokens = plan.tokens(value)
-        except FieldValueError as error:
-            bad.append((row, _reason(plan, error)))
-            continue
-        texts += [token.text for token in tokens]
-        xs += [token.x for token in tokens]
-        lengths[row] = len(tokens)
-    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    x = None if all(each == 1.0 for each in xs) else np.array(xs)
-    return TokenColumn(pa.array(texts, pa.binary()), starts, x, bad, checked=True)
-
-
 def _check_and_escape(fields: Sequence[FieldPlan], columns: Sequence[TokenColumn]) -> None:
     """Escape texts, and record values that are not UTF-8 or too long. One scan over all bytes that were not scanned."""
     # If no text is longer than this, no key of any field is too long: the common case needs no look at one text.
@@ -294,7 +293,7 @@ def _check_and_escape(fields: Sequence[FieldPlan], columns: Sequence[TokenColumn
             continue
         if not_ascii[index]:
             _note(column, _not_utf8(_texts(column.text)))
-        if special[index] and plan.kind != "raw":
+        if special[index] and not plan.kind.whole_keys:
             text = _texts(column.text)
             # On the distinct texts, where there are some; in the order of ESCAPES, as `escape` does.
             for plain, escaped in ESCAPES:
@@ -359,10 +358,6 @@ def _note(column: TokenColumn, found: Sequence[tuple[int, str]]) -> None:
         column.bad.append((row, reason))
 
 
-def _reason(plan: FieldPlan, error: FieldValueError) -> str:
-    return str(error).removeprefix(f"{plan.name}: ")
-
-
 # -- lists and maps: the rules of `values.set_members` for whole columns
 
 _ALL_ONE = np.empty(0)
@@ -370,24 +365,12 @@ _ALL_ONE = np.empty(0)
 _READY = pa.map_(pa.binary(), pa.float64())
 
 
-class Members(NamedTuple):
-    """text: binary array of nonempty members; starts: int32[rows + 1] into it; x: float64 like text, None if all are 1.
-
-    bad: (row, reason) where a member's x is invalid, or repeats add up to an invalid one.
-    """
-
-    text: Any
-    starts: npt.NDArray[np.int32]
-    x: npt.NDArray[np.float64] | None
-    bad: list[tuple[int, str]]
-
-
 def is_list(kind: pa.DataType) -> bool:
     """True for Arrow types with several values per row."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind))
 
 
-def members_of(array: Any) -> Members:
+def _members_of(array: Any) -> TokenColumn:
     """The distinct members of each list or map of a column. Raises pa.ArrowInvalid for maps to anything but numbers.
 
     A map is a weighted set; the x of repeated members are added from left to right.
@@ -415,12 +398,13 @@ def members_of(array: Any) -> Members:
 
 def _distinct(
     text: Any, starts: npt.NDArray[np.int32], x: npt.NDArray[np.float64], bad: list[tuple[int, str]]
-) -> Members:
+) -> TokenColumn:
+    """Each row's members once, none of them empty. bad: also rows whose repeats add up to an x that is too large."""
     places = text_places([text])
     data, offsets, stride = places.data[0], places.offsets[0], places.strides[0]
     longest, all_one, some_absent = sets_kernels.survey_members(offsets, stride, starts, x)
     if longest <= 1 and not some_absent:
-        return Members(text, starts, None if all_one else x, bad)
+        return TokenColumn(text, starts, None if all_one else x, bad)
     # At most half full, and a power of two for the mask of the kernel.
     digests, table = np.empty(longest, np.uint64), np.zeros(1 << (2 * longest + 1).bit_length(), np.int32)
     kept, kept_x = np.empty(len(text), np.int32), np.empty(x.size)
@@ -430,13 +414,13 @@ def _distinct(
     )
     # No repeats: the arrays stay as they are, without a copy.
     if count == len(text):
-        return Members(text, starts, None if all_one else x, bad)
+        return TokenColumn(text, starts, None if all_one else x, bad)
     text = text.take(kept[:count]) if isinstance(text, CellText) else text.take(pa.array(kept[:count]))
     x = kept_x[:count]
     # Each x is small enough, but repeats add up.
     for place in np.flatnonzero(np.abs(x) > LARGEST_REAL).tolist() if x.size else ():
         bad.append((int(np.searchsorted(kept_starts, place, "right")) - 1, not_real(float(x[place]))))
-    return Members(text, kept_starts, x if x.size and not (x == 1.0).all() else None, bad)
+    return TokenColumn(text, kept_starts, x if x.size and not (x == 1.0).all() else None, bad)
 
 
 def _starts(lists: Any) -> npt.NDArray[np.int32]:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.features.features import FeaturePlan
+from model_store.spec.kinds import KINDS
 from model_store.spec.learner_section import LearnerSection
 from model_store.spec.spec import ModelSpec
 from trainer.examples.examples_kernels import HashedRows
@@ -49,7 +50,6 @@ from trainer.learn.table import TableKeys, ValueTable, part_of
 from trainer.learn.table_kernels import has_repeats
 
 Numbers = npt.NDArray[np.float64]
-_REPEATING = ("set", "text", "raw")
 """Kinds of fields whose keys may be twice in a row."""
 
 
@@ -99,7 +99,7 @@ class Coordinates:
             else Buckets.of(section.buckets, section.hashing, masks, settings),
         )
         self._may_repeat = section.buckets is not None or any(
-            field.kind in _REPEATING for field in spec.fields.values()
+            KINDS[field.kind].is_list for field in spec.fields.values()
         )
         reset_all(self._of.learner, lazy)
         self._loop = (

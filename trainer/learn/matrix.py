@@ -44,7 +44,7 @@ class MatrixModel:
         """O(columns)."""
         self.model, self.columns = model, columns
         self._fields = [field.prefix for field in model.maker.plan.fields]
-        self._of_a_set = model.maker.plan.fields[0].kind == "set"
+        self._of_a_set = model.maker.plan.fields[0].kind.is_list
         self._hashes, self._features = np.empty(columns + 1, np.uint64), np.zeros(columns + 1, np.uint16)
         self._features[1:] = 1 if self._of_a_set else np.arange(1, columns + 1)
         hash_keys(*self._keys(np.arange(columns + 1)), self._hashes)

@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.errors import SpecError
+from model_store.spec.kinds import KINDS
 from model_store.spec.sections import Cross, FieldSpec
 from model_store.spec.spec import ModelSpec
 from trainer.examples.hashing import ExampleMaker, Examples
@@ -146,7 +147,7 @@ def with_crosses(spec: ModelSpec, pairs: Sequence[Feature]) -> ModelSpec:
 
 def _fits(field: FieldSpec) -> bool:
     """Raw keys cannot be crossed; every word of a text with every value would be too many keys; a margin has no key."""
-    return field.kind not in ("raw", "text") and field.fixed_weight is None
+    return not KINDS[field.kind].whole_keys and field.kind != "text" and field.fixed_weight is None
 
 
 def _sources(spec: ModelSpec, name: str) -> set[str]:

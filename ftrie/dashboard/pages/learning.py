@@ -44,6 +44,7 @@ from ftrie.draw.charts import (
 from ftrie.draw.notebook import paragraph
 from model_store.errors import FtrieError, UsageError, listed
 from model_store.spec.keys import escape
+from model_store.spec.kinds import KINDS
 from model_store.spec.spec import ModelSpec
 from trainer.examples.open_log import Log
 from trainer.formats.rejects import RejectLog
@@ -316,7 +317,9 @@ class Slices:
 
 def fields_of(spec: ModelSpec) -> list[str]:
     """The fields by which one can slice: those whose values are keys."""
-    return [name for name, each in spec.fields.items() if not each.is_number and each.kind != "raw"]
+    return [
+        name for name, each in spec.fields.items() if not each.is_number and not KINDS[each.kind].whole_keys
+    ]
 
 
 def grid_of(found: Evaluation, query: SliceQuery, metric: str, source: str) -> Slicing:

@@ -37,6 +37,7 @@ from model_store.artefact.inspection import key_ranges, key_text
 from model_store.errors import FtrieError, UsageError, VersionNotFound
 from model_store.records.records import ItemsState
 from model_store.spec.keys import unescape
+from model_store.spec.kinds import KINDS
 from model_store.spec.spec import ModelSpec
 
 MOST_BARS = 15
@@ -404,7 +405,7 @@ def _known_values(artefact: Artefact, names: Sequence[str]) -> dict[str, tuple[s
     found: dict[str, tuple[str, ...]] = {}
     for name, begin, end in key_ranges(artefact):
         field = artefact.spec.fields.get(name)
-        if name in names and field is not None and field.kind == "category":
+        if name in names and field is not None and KINDS[field.kind].token_is_text:
             keys = (artefact.key(row) for row in range(begin, min(end, begin + MOST_VALUES)))
             values = (unescape(key.partition(b"=")[2]).decode("utf-8", "backslashreplace") for key in keys)
             found[name] = (*found.get(name, ()), *values)[:MOST_VALUES]

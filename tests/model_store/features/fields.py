@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from model_store.features.features import FeaturePlan, FieldPlan, Token
+from model_store.features.features import FeaturePlan, FieldPlan
+from model_store.spec.kinds import Token
 from model_store.spec.spec import parse_spec
 from trainer.examples.token_columns import TokenColumn, token_columns
 

@@ -14,7 +14,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from model_store.errors import FieldValueError, SpecError
-from model_store.features.features import FieldPlan, Token, words_of
+from model_store.features.features import FieldPlan
+from model_store.spec.kinds import Token, words_of
 from model_store.spec.numbers import log2_squared, log2_squared_buckets
 from model_store.spec.spec import parse_spec, spec_from_json
 from model_store.spec.values import Value

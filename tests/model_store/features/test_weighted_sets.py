@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model_store.errors import FieldValueError, SpecError
-from model_store.features.features import Token
+from model_store.spec.kinds import Token
 from model_store.spec.values import LARGEST_REAL
 from tests.model_store.features.fields import column_of, field_of, plan_of, tokens_of
 from trainer.examples.sets_kernels import FEW

@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ctr.v1.ranking_pb2 import RankRequest
-from model_store.features.features import Token
+from model_store.spec.kinds import Token
 from model_store.spec.spec import ModelSpec
 from server.errors import InvalidRequest
 from server.events.lines import Lines, Shown

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_store.spec.numbers import NumberRule
+from model_store.spec.kinds import Number
 from model_store.spec.sections import FieldSpec
 from model_store.spec.spec import ModelSpec, parse_spec
 from trainer.examples import learned as module
@@ -45,7 +45,7 @@ def test_quantiles_divide_the_numbers_whatever_their_order(numbers, buckets, ord
     options = {"bucket": f"quantile:{buckets}"}
     edges = learned(options, numbers)
     assert list(edges) == sorted(set(edges)) and len(edges) < buckets
-    found = NumberRule.of(field({**options, "learned": edges})).buckets(np.array(numbers))
+    found = Number(field({**options, "learned": edges})).buckets(np.array(numbers))
     assert set(found.tolist()) == set(range(len(edges) + 1))  # no bucket is empty
     if len(set(numbers)) == len(numbers):
         assert np.bincount(found).max() <= math.ceil(len(numbers) / buckets)

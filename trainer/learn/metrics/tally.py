@@ -211,7 +211,7 @@ class Slice:
         A prefix may combine up to four fields in any order, whether or not the model has that cross. Raises SpecError.
         """
         by_name = {field.name: field for field in plan.fields}
-        raw = [field for field in plan.fields if field.kind == "raw"]
+        raw = [field for field in plan.fields if field.kind.whole_keys]
         if name in by_name:
             return cls(name, _checked(name, [by_name[name]]))
         names, equals, values = name.encode().partition(b"=")
@@ -316,7 +316,7 @@ def _of_prefix(name: str, fields: Sequence[FieldPlan], values: bytes) -> Slice:
         raise SpecError(
             f"--slice {name!r} combines {len(fields)} fields; at most {MAX_CROSS_FIELDS} are allowed"
         )
-    if any(field.kind == "raw" for field in fields):
+    if any(field.kind.whole_keys for field in fields):
         raise SpecError(f"--slice {name!r} combines raw keys, which cannot be crossed")
     *exact, head = values.split(b"*")
     if len(exact) >= len(fields):
