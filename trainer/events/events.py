@@ -1,12 +1,13 @@
 """The records that pass from sources to the join: chunks of raw lines, events as columns, merged events.
 
 One read of a source returns a Chunk; the parser makes Raw and then Events of it; the merger puts the events of all
-sources into one order as Merged. docs/events.md has the JSON form of events.
+sources into one order as Merged. docs/events.md has the JSON form of events. Also what a source is, and a kind of
+sources, which has an entry in its own file; `trainer.sources.open_sources` lists the kinds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -14,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from model_store.spec.spec import ModelSpec
+from model_store.store import Store
 from trainer.formats.streams import up_to_last_line_end
 
 BAD, IMPRESSION, FEEDBACK, OTHER = 0, 1, 2, 3
@@ -221,3 +224,43 @@ def is_blank(data: bytes, starts: Int64s) -> npt.NDArray[np.bool_]:
     for line in np.flatnonzero(length == 2).tolist():
         blank[line] = data[starts[line]] == ord("\r")
     return blank
+
+
+@dataclass(frozen=True)
+class Opener:
+    """A source before it is opened: its name, and how to open it at a position.
+
+    may_be_new: it may be there without a position while the others have one, as a partition that was added.
+    """
+
+    name: str
+    open: Callable[[SourcePosition], Source]
+    may_be_new: bool = False
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What sources are opened for.
+
+    store: the one that the model is published to, if there is one. on_note: receives remarks. once: read what is there
+    now, then end.
+    """
+
+    spec: ModelSpec
+    store: Store | None
+    on_note: Callable[[str], None]
+    once: bool
+
+
+@dataclass(frozen=True)
+class SourceKind:
+    """A kind of source. forms: of its names, for messages; matches: whether a name is of this kind, and of none before.
+
+    openers: the sources that a name stands for; InputError for a name that cannot be understood. known_as: a name as
+    checkpoints keep it: without what may change from run to run, such as hosts and passwords.
+    """
+
+    forms: str
+    matches: Callable[[str], bool]
+    openers: Callable[[str, Opening], Iterable[Opener]]
+    known_as: Callable[[str], str] = lambda name: name

@@ -177,7 +177,7 @@ class Rules(NamedTuple):
     correct: bool
 
 
-class Arriving(NamedTuple):
+class EventArrays(NamedTuple):
     """Merged events, see `trainer.events.events.Merged`; first: int64[n], the index of each one's rows in items."""
 
     kind: Any
@@ -193,7 +193,7 @@ class Arriving(NamedTuple):
     items: Any
 
 
-class Room(NamedTuple):
+class JoinBuffers(NamedTuple):
     """The output buffers.
 
     segment: int32, row: int64, label: uint8, clicked: bool, one for each joined row; closings: CLOSING; used: int64[2],
@@ -427,9 +427,9 @@ class Join:
 
     def push(self, merged: Merged) -> Joined:
         """Take the next events. O(1) an event, and O(log n) for each window that closes."""
-        events = _arriving(merged)
+        events = _event_arrays(merged)
         self._memory = _with_room(self._memory, len(merged), merged.items.size)
-        room = _room(len(merged) + 2 * merged.items.size)
+        room = _buffers(len(merged) + 2 * merged.items.size)
         taken = 0
         while (taken := join_kernels.walk(self._memory, self._rules, room, events, taken)) < len(merged):
             room = _grown(room)
@@ -442,7 +442,7 @@ class Join:
 
     def finish(self) -> Joined:
         """Close every window and give up early feedback, as at the end of all events; `push` may still be called."""
-        room = _room(0)
+        room = _buffers(0)
         while not join_kernels.finish(self._memory, self._rules, room):
             room = _grown(room)
         return _joined(room)
@@ -490,11 +490,11 @@ class Join:
         self._memory = _restored(arrays)
 
 
-def _arriving(merged: Merged) -> Arriving:
+def _event_arrays(merged: Merged) -> EventArrays:
     rows = np.where(merged.kind == IMPRESSION, merged.rows, 0).astype(np.int32)
     if int(rows.sum()) != merged.items.size or (rows < 0).any():
         raise ValueError(f"got {merged.items.size} items; expected one for each of {rows.sum()} rows")
-    return Arriving(
+    return EventArrays(
         kind=_plain(merged.kind, np.uint8),
         time_us=_plain(merged.time_us, np.int64),
         now_us=_plain(merged.now_us, np.int64),
@@ -515,9 +515,9 @@ def _plain(array: npt.NDArray[Any], dtype: Any) -> npt.NDArray[Any]:
     return array if array.flags.writeable else array.copy()
 
 
-def _room(rows: int) -> Room:
+def _buffers(rows: int) -> JoinBuffers:
     size = max(rows, _LEAST_ROOM)
-    return Room(
+    return JoinBuffers(
         segment=np.empty(size, np.int32),
         row=np.empty(size, np.int64),
         label=np.empty(size, np.uint8),
@@ -527,8 +527,8 @@ def _room(rows: int) -> Room:
     )
 
 
-def _grown(room: Room) -> Room:
-    larger = _room(2 * room.row.size)
+def _grown(room: JoinBuffers) -> JoinBuffers:
+    larger = _buffers(2 * room.row.size)
     rows, closings = room.used
     for name in ("segment", "row", "label", "clicked"):
         getattr(larger, name)[:rows] = getattr(room, name)[:rows]
@@ -536,7 +536,7 @@ def _grown(room: Room) -> Room:
     return larger._replace(used=room.used)
 
 
-def _joined(room: Room) -> Joined:
+def _joined(room: JoinBuffers) -> Joined:
     rows, closings = room.used
     closed = room.closings[:closings]
     return Joined(

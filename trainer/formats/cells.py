@@ -365,6 +365,12 @@ class CellText:
     block: Block
     place: int
 
+    @classmethod
+    def of_pairs(cls, data: Any, pairs: Any, kind: int | None = None) -> CellText:
+        """The texts of `data` that begin and stop at `pairs`, int32[texts, 2], to be copied; kind: of JSON values."""
+        none, kinds = np.zeros(1, np.uint8), None if kind is None else np.array([kind], np.uint8)
+        return cls(Block(data, pairs, len(pairs), 1, 2, none, none, 0, kinds), 0)
+
     def __len__(self) -> int:
         return self.block.rows
 

@@ -22,10 +22,10 @@ import pyarrow as pa
 from model_store.errors import InputError
 from trainer.formats.batch import HEAD_BYTES, LazyColumns, Position, RowBatch
 from trainer.formats.cells import Block, CellText
+from trainer.formats.cells_kernels import find_rows, undo_quotes
 from trainer.formats.dialect import CSV, TSV
 from trainer.formats.rejects import Reject
 from trainer.formats.row_file import Format, Header, RowFile
-from trainer.formats.rows_kernels import find_rows, undo_quotes
 from trainer.formats.streams import ALL, Bytes, Feed, Share
 
 _NO_QUOTE = -1

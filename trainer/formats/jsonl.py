@@ -257,9 +257,7 @@ class ValueSpans:
         return pa.ListArray.from_arrays(pa.array(offsets), of(members), mask=pa.array(~is_list))
 
     def _cells(self) -> CellText:
-        none, kinds = np.zeros(1, np.uint8), np.array([self.kind], np.uint8)
-        pairs = np.ascontiguousarray(self.pairs)
-        return CellText(Block(self.data, pairs, len(self), 1, 2, none, none, 0, kinds), 0)
+        return CellText.of_pairs(self.data, np.ascontiguousarray(self.pairs), self.kind)
 
     def _with(self, text: pa.Array, kind: int, of: Callable[[pa.Array], pa.Array]) -> pa.Array:
         """The texts, those of values of a kind replaced."""

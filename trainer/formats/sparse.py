@@ -21,7 +21,6 @@ from trainer.formats.rejects import Reject
 from trainer.formats.row_file import Format, OpenFile, RowFile
 from trainer.formats.sparse_kernels import (
     ANY_LABEL,
-    AT_ONCE,
     BAD_BASE,
     BAD_FEATURE,
     BAD_LABEL,
@@ -31,6 +30,8 @@ from trainer.formats.sparse_kernels import (
     EXTRA_WORDS,
     FAULTS,
     IMPORTANCE_OF,
+    LIBFFM,
+    LIBSVM,
     LONGS,
     NEWS,
     NO_BAR,
@@ -41,17 +42,18 @@ from trainer.formats.sparse_kernels import (
     UNKNOWN,
     UNWANTED,
     VALUE_OF,
+    VW,
     Names,
     Notes,
-    Output,
+    ParsedLines,
     Rows,
     Tokens,
     enter_names,
     fill_columns,
-    gather,
     measure_columns,
+    read_lines,
+    survey_lines,
 )
-from trainer.formats.sparse_lines_kernels import LIBFFM, LIBSVM, VW, read_lines, survey_lines
 from trainer.formats.streams import ALL, Bytes, Share
 
 _MOST_NAMES = 10_000
@@ -227,7 +229,7 @@ def read_block(data: Bytes, grammar: Grammar, names: Names, any_label: bool = Fa
     )
     counts = np.zeros(COUNTS, np.int64)
     counts[ANY_LABEL] = any_label
-    read_lines(data, grammar.number, odd, Output(names, tokens, rows, notes, counts))
+    read_lines(data, grammar.number, odd, ParsedLines(names, tokens, rows, notes, counts))
     rows = Rows(*(part[: counts[ROWS]] for part in rows))
     notes = Notes(
         notes.faults[: counts[FAULTS]],
@@ -260,16 +262,7 @@ def _convert_longs(data: Bytes, longs: Ints, rows: Rows, tokens: Tokens) -> None
 
 
 def _texts(data: Bytes, spans: npt.NDArray[np.int32]) -> pa.Array:
-    text = np.empty(int((spans[:, 1] - spans[:, 0]).sum()) + AT_ONCE, np.uint8)
-    offsets = np.empty(len(spans) + 1, np.int32)
-    gather(data, spans, offsets, text)
-    return _binary(offsets, text)
-
-
-def _binary(offsets: npt.NDArray[np.int32], text: npt.NDArray[np.uint8]) -> pa.Array:
-    return pa.Array.from_buffers(
-        pa.binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(text)]
-    )
+    return CellText.of_pairs(data, np.ascontiguousarray(spans)).to_arrow()
 
 
 # The reason for a bad line, by the bytes at fault and their offset in the line.

@@ -18,6 +18,9 @@ from trainer.events.events import (
     Chunk,
     Int64s,
     Lag,
+    Opener,
+    Opening,
+    SourceKind,
     SourcePosition,
     is_blank,
     whole_lines,
@@ -30,7 +33,6 @@ from trainer.formats.row_file import Header
 from trainer.formats.streams import BOM, ByteStream, Feed, Window
 from trainer.sources.file_tracker import FileChain, Taken
 from trainer.sources.open_files import Opened, Record, path_of, without_rotation
-from trainer.sources.source_kind import Opener, Opening, SourceKind
 
 
 class FileSource(FileChain[Chunk]):

@@ -21,13 +21,15 @@ from trainer.events.events import (
     READ_EVENTS,
     Chunk,
     Lag,
+    Opener,
+    Opening,
     Source,
+    SourceKind,
     SourcePosition,
     lines_of,
     on_one_line,
 )
 from trainer.events.parse import AHEAD_US
-from trainer.sources.source_kind import Opener, Opening, SourceKind
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Message

@@ -17,7 +17,7 @@ from model_store.errors import InputError
 from model_store.spec.spec import ModelSpec
 from model_store.store import Store
 from trainer.events.columns import ITEMS
-from trainer.events.events import READ_BYTES, Source, SourcePosition
+from trainer.events.events import READ_BYTES, Opener, Opening, Source, SourceKind, SourcePosition
 from trainer.formats.dialect import Dialect
 from trainer.formats.jsonl import BadRow, keys_of, load
 from trainer.formats.reader import EVENTS, check_format, expand, format_by_name
@@ -27,7 +27,6 @@ from trainer.sources.files import FILES, RowSource, format_of_growing
 from trainer.sources.kafka import KAFKA
 from trainer.sources.open_files import Listing, without_rotation
 from trainer.sources.redis import STORE, STREAMS
-from trainer.sources.source_kind import Opener, Opening, SourceKind
 
 ROWS = "rows"
 ROWS_PREFIX = "rows="

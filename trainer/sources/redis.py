@@ -29,11 +29,13 @@ from trainer.events.events import (
     Chunk,
     Int64s,
     Lag,
+    Opener,
+    Opening,
     Source,
+    SourceKind,
     SourcePosition,
     lines_of,
 )
-from trainer.sources.source_kind import Opener, Opening, SourceKind
 
 _LEAST_EVENTS = 16
 _STEP_US = 1_000_000
