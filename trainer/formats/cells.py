@@ -417,7 +417,7 @@ class CellText:
         block, texts = self.block, self.to_arrow()
         if block.kinds is None:
             return texts
-        # A JSON null has no span, unlike an empty string, which stands after a quote.
+        # A JSON null has no span, unlike an empty string, which is after a quote.
         absent = block.spans.reshape(block.rows, block.columns, 2)[:, self.place, 0] == 0
         texts = pc.if_else(pa.array(absent), pa.scalar(None, pa.binary()), texts).cast(pa.string())
         kinds = int(block.kinds[self.place])

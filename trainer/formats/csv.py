@@ -1,6 +1,6 @@
 """CSV and TSV: blocks of whole rows, each row with the line it begins on, and where its cells are in the block.
 
-Cells stay the raw bytes that stand in the file; quoting, and what else the `Dialect` says, is undone. A block in which
+Cells stay the raw bytes of the file; quoting, and what else the `Dialect` says, is undone. A block in which
 every line is a row without quotes is taken apart by `Block.of`, which is faster; any other one by `find_rows`.
 """
 
@@ -162,7 +162,7 @@ class DelimitedFile(RowFile):
             file=feed.name,
             rejects=tuple(Reject(feed.name, feed.line + line, reason % cells) for line, cells in wrong),
             rows=count,
-            # Last, because the lines above are counted from where the feed stands.
+            # Last, because the lines above are counted from where the feed is.
             stop=feed.drop(rows.size, rows.lines),
         )
 
@@ -220,7 +220,7 @@ class DelimitedFile(RowFile):
         return self._feed.drop(int(end[0]) + 1 if end.size else self._feed.unread.size, 1)
 
     def _read_header(self, given: Header) -> tuple[str, ...]:
-        """The names of the columns; the feed stands at the first row after it."""
+        """The names of the columns; the feed is at the first row after it."""
         feed = self._feed
         if given.columns is not None and given.is_absent:
             self.has_header = False

@@ -1,6 +1,6 @@
 """JSON lines: blocks of whole lines as batches of columns.
 
-A block is scanned by kernels, which find the values where they stand; the lines that these set aside are parsed one by
+A block is scanned by kernels, which find the values where they are; the lines that these set aside are parsed one by
 one, which says what is wrong with a line, and their rows are put back in order. A field `b` of an object under `a` is
 the column `a.b`. `load`, `column_of` and `canonical` are shared with the parser of events.
 """
@@ -185,7 +185,7 @@ class Lines:
 
 @dataclass(frozen=True)
 class ValueSpans:
-    """Where values stand in `data`, one a line or a row; kinds and pairs as in the kernels' Spans."""
+    """Where values are in `data`, one a line or a row; kinds and pairs as in the kernels' Spans."""
 
     data: Bytes
     kinds: Bytes

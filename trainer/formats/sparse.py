@@ -186,7 +186,7 @@ class SparseBlock:
         if name == LABEL:
             return _texts(self.data, self.rows.word) if self.any_label else pa.array(self.rows.label)
         if name == IMPORTANCE:
-            return pa.array(self.rows.importance, from_pandas=True)  # NaN stands for none
+            return pa.array(self.rows.importance, from_pandas=True)  # NaN: no importance
         return _texts(self.data, self.rows.tag)
 
     def sets(self, columns: int) -> list[CellSets]:
@@ -313,7 +313,7 @@ class Grammar:
     """One format. `number` is what the kernels call it.
 
     row_columns: those with one value a row; text_column and weight: which of them is text, and which is the weight.
-    names_in: the names of the other columns, as they stand in a text of good lines; name_of and column_of: from what
+    names_in: the names of the other columns, as they are in a text of good lines; name_of and column_of: from what
     a column is called to its name in the text (None: nothing is called so), and back. unlabelled: the start of a line
     without a label, which is read as if it had one; None where that is a bad row.
     """

@@ -31,7 +31,7 @@ from trainer.sources.redis import STORE, STREAMS
 ROWS = "rows"
 ROWS_PREFIX = "rows="
 PREFIXES = ("impressions", "clicks")
-"""What may stand before a source of events, as in `clicks=PATH`, for readability."""
+"""What may come before a source of events, as in `clicks=PATH`, for readability."""
 _JSON = (None, "jsonl")
 
 
