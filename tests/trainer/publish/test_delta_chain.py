@@ -181,11 +181,16 @@ def drifting_rows(size: int, seed: int) -> list[dict[str, bytes]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("every", [37, 6000])
 @pytest.mark.parametrize(
-    "learner", ["", 'values = "per_variant"\n', 'precision = "q2.13"\nrate = "counts"\n']
+    ("learner", "every"),
+    [
+        ("", 37),
+        ("", 6000),
+        ('values = "per_variant"\n', 37),
+        ('precision = "q2.13"\nrate = "counts"\n', 6000),
+    ],
 )
-def test_evicted_keys_are_taken_out_and_may_come_back(every: int, learner: str) -> None:
+def test_evicted_keys_are_taken_out_and_may_come_back(learner: str, every: int) -> None:
     spec = parse_spec(
         '[model]\nname = "m"\n[input]\nlabel = "click"\n[fields]\nf = {}\ng = {}\n[variants]\na = { share = 0.5 }\n'
         f'b = {{ share = 0.5, without = ["g"] }}\n[learner]\nttl = 1500\nl1 = 0.01\n{learner}'
