@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 from typing import ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
-from pydantic_core import PydanticCustomError
 
 from model_store.errors import FieldValueError
 from model_store.spec.keys import escape
@@ -40,8 +39,10 @@ from model_store.spec.values import (
 Form: TypeAlias = Literal["text", "number", "set"]
 MISSING = b"missing"
 """The token of an absent number in a field with `missing = "key"`."""
-NO_KIND = "no_kind"
-"""The type of pydantic's error for a kind that is not in KINDS."""
+
+
+class NoKind(ValueError):
+    """A field names a kind that is not in KINDS."""
 
 
 class Token(NamedTuple):
@@ -310,7 +311,7 @@ def check_kind(field: FieldSpec) -> FieldSpec:
     if kind is None:
         *most, last = map(repr, KINDS)
         text = f"got {field.kind!r}; input should be {', '.join(most)} or {last}"
-        raise PydanticCustomError(NO_KIND, "{text}", {"text": text})
+        raise NoKind(text)
     for name in type(field).model_fields:
         kinds = [f'"{each.name}"' for each in KINDS.values() if name in each.options]
         if kinds and name not in kind.options and getattr(field, name) is not None:

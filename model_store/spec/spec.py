@@ -18,7 +18,7 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_v
 
 from model_store.bounded import NESTING, json_value, toml_document
 from model_store.errors import SpecError, listed
-from model_store.spec.kinds import KINDS, NO_KIND, check_kind
+from model_store.spec.kinds import KINDS, NoKind, check_kind
 from model_store.spec.learner_section import Inclusion, LearnerSection, Rule, Subsample
 from model_store.spec.sections import (
     CalibrationSection,
@@ -543,9 +543,8 @@ def _explain(detail: Any) -> str:
         return f"{path}: no such key; {_allowed_beside(detail['loc'])}"
     if detail["type"] == "missing":
         return f"{path}: missing; it is required"
-    if detail["type"] == NO_KIND:
-        return f"{path}.kind: {message}"
     if detail["type"] == "value_error":
+        path = f"{path}.kind" if isinstance(detail["ctx"]["error"], NoKind) else path
         return message if path == "spec" else f"{path}: {message}"
     return f"{path}: got {detail['input']!r}; {message[0].lower()}{message[1:]}"
 
