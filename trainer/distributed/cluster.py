@@ -291,7 +291,9 @@ class RayCrew:
                 # Reducers work while workers wait, and take no CPU. Ray does not spread what takes none.
                 ids = sorted(node["NodeID"] for node in nodes if node["Resources"].get("CPU"))
                 affinity = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
-                host = affinity(ids[member.number % len(ids)], soft=True)
+                # Not soft: Ray would take any node instead of one that has just joined. One that has gone meanwhile
+                # fails, and `_start` asks for another.
+                host = affinity(ids[member.number % len(ids)], soft=False)
                 options = {"num_cpus": 0, "scheduling_strategy": host}
             member.actor = self._class.options(**options).remote(member.make)
         return member.actor.hello.remote()
