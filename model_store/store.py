@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from model_store.clock import SYSTEM, Clock
 from model_store.keys import ModelKeys, Report, silent
 from model_store.records.records import Records
 from model_store.redis.connection import StoreConnection
@@ -31,13 +32,20 @@ class Store:
         self.records = records
 
     @classmethod
-    def open(cls, url: str, timeout_s: float = 5.0, user_timeout_s: float | None = None) -> Store:
+    def open(
+        cls,
+        url: str,
+        timeout_s: float = 5.0,
+        user_timeout_s: float | None = None,
+        clock: Clock = SYSTEM,
+    ) -> Store:
         """Open a URL (`model_store.redis.servers` lists the kinds) or `embedded:DIR`, and check that it answers.
 
         `timeout_s` bounds each wait on the socket; `user_timeout_s` (default the same) those of `records.user` and
-        `records.items`. Raises StoreError for an invalid URL, StoreUnavailable without an answer.
+        `records.items`. `clock` dates what is published and reported, and decides what is due.
+        Raises StoreError for an invalid URL, StoreUnavailable without an answer.
         """
-        connection = StoreConnection(url, timeout_s)
+        connection = StoreConnection(url, timeout_s, clock)
         store = cls(connection, Records(connection, timeout_s if user_timeout_s is None else user_timeout_s))
         try:
             store.ping()
@@ -51,6 +59,11 @@ class Store:
     def url(self) -> str:
         """The URL this store was opened with, without its password."""
         return self._connection.shown_url
+
+    @property
+    def clock(self) -> Clock:
+        """The clock it was opened with."""
+        return self._connection.clock
 
     @property
     def client(self) -> Any:

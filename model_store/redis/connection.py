@@ -41,6 +41,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
+from model_store.clock import SYSTEM, Clock
 from model_store.errors import StoreError, StoreUnavailable, UnreadableValue
 from model_store.keys import answer_key, cure, shown, unreadable
 from model_store.redis.embedded import EmbeddedValkey
@@ -92,14 +93,15 @@ class StoreConnection:
     path. wait: how many replicas confirm what is published or added to a stream.
     """
 
-    def __init__(self, url: str, timeout_s: float) -> None:
+    def __init__(self, url: str, timeout_s: float, clock: Clock = SYSTEM) -> None:
+        self.clock = clock
         self.shown_url = without_password(url)
         self._embedded: EmbeddedValkey | None = None
         self._timeout_s = timeout_s
         self._url = self._parsed(url)
         self.wait = self._url.wait
         self.is_cluster = self._url.kind == CLUSTER
-        self.nodes = Nodes(self._url) if self.is_cluster else None
+        self.nodes = Nodes(self._url, clock) if self.is_cluster else None
         """Where the masters of a cluster are."""
         self._lock = threading.Lock()
         self._clients: dict[tuple[int, float], Any] = {}

@@ -42,6 +42,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel
 
+from model_store.clock import SYSTEM, Clock
 from model_store.errors import StoreError, listed
 
 EMBEDDED = "embedded:"
@@ -221,7 +222,7 @@ class Nodes:
     They are asked again once a server failed or sent a caller elsewhere; during a failover at most every REFRESH_S.
     """
 
-    def __init__(self, url: StoreUrl) -> None:
+    def __init__(self, url: StoreUrl, clock: Clock = SYSTEM) -> None:
         self._url = url
         self.masters: list[Address] = []
         """All masters, as known."""
@@ -229,6 +230,7 @@ class Nodes:
         self._by_slot: list[Address | None] = [None] * SLOTS
         self._lock = threading.Lock()
         self._is_stale = True
+        self._clock = clock
         self._asked_at = -REFRESH_S
         self._avoided: set[Address] = set()
 
@@ -296,15 +298,15 @@ class Nodes:
 
     def _refresh_unless_just_done(self, wait_s: float) -> None:
         """Refresh, in one thread at a time; the others use what is known, if anything is."""
-        now = time.monotonic()
+        now = self._clock.monotonic()
         # Only before the first answer does a thread wait for the lock: then there is nothing to go by.
         if now - self._asked_at < REFRESH_S or not self._lock.acquire(blocking=not self.masters):
             return
         try:
             # Once more: another thread may have asked while this one waited for the lock.
-            if self._is_stale and time.monotonic() - self._asked_at >= REFRESH_S:
+            if self._is_stale and self._clock.monotonic() - self._asked_at >= REFRESH_S:
                 # Before asking: if no server answers, the next attempt has to wait as well.
-                self._asked_at = time.monotonic()
+                self._asked_at = self._clock.monotonic()
                 self.refresh(wait_s)
         finally:
             self._lock.release()

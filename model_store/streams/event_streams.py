@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -86,7 +85,7 @@ class EventStream:
         self.age_s = age_s
         self._store = connection
         self._client = connection.at(key)
-        self._trimmed_s = -TRIM_EVERY_S
+        self._trimmed_s = -math.inf
 
     def append(self, payloads: Sequence[bytes]) -> int:
         """Add events, one JSON object each, atomically; returns their number.
@@ -147,7 +146,7 @@ class EventStream:
             return _info(_checked(self.key, pipe.execute(raise_on_error=False))[0])
 
     def _is_trim_due(self) -> bool:
-        now_s = time.monotonic()
+        now_s = self._store.clock.monotonic()
         if now_s - self._trimmed_s < TRIM_EVERY_S:
             return False
         # Without a lock: two threads that trim at once do no harm.

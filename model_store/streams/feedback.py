@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b, sha1
@@ -100,7 +99,7 @@ class Feedback:
         """
         if not 0 < len(events) <= MOST_EVENTS:
             raise StoreError(f"got {len(events)} events; expected 1 to {MOST_EVENTS:,}")
-        keys, now_us = ModelKeys(model), time.time_ns() // 1000
+        keys, now_us = ModelKeys(model), int(self._store.clock.time() * 1e6)
         names = [keys.clicks, *(keys.feedback_id(event.digest) for event in events)]
         bounds = [b"%d" % self.length, *(b"%d" % round(1000 * span) for span in (self.age_s, KNOWN_S))]
         words = [b"%d" % len(names), *(name.encode() for name in names), *bounds]

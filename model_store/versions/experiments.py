@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, TypeVar
 
 from model_store.bounded import is_finite, is_text, json_names, json_object
@@ -154,7 +154,7 @@ class Experiment:
             "salt": self.salt,
             "shadows": json.dumps(self.shadows, ensure_ascii=False),
             "objective": self.objective,
-            "updated": (self.updated or datetime.now(UTC).replace(microsecond=0)).isoformat(),
+            "updated": (self.updated or now()).isoformat(),
             "assigned": self.assigned.isoformat() if self.assigned else "",
         }
 
@@ -310,7 +310,7 @@ class StoredExperiment:
             try:
                 after = replace(edit(before), revision=before.revision)
                 if after.assignment != before.assignment:
-                    after = replace(after, assigned=now())
+                    after = replace(after, assigned=now(self._store.clock))
                 after = self.write(after)
             except ExperimentChanged:
                 if attempt == ATTEMPTS - 1:
@@ -325,13 +325,13 @@ class StoredExperiment:
         before = None
         with suppress(StoreError):  # an unreadable one
             before = self.read()
-        after = self._put(Experiment(assigned=now()), ANY)
+        after = self._put(Experiment(assigned=now(self._store.clock)), ANY)
         self._record(by, before or Experiment(), after, "clear")
         return after
 
     def _put(self, experiment: Experiment, revision: str) -> Experiment:
         # The time of this machine, for readers only: the revision decides what is later.
-        fresh = replace(experiment, updated=now())
+        fresh = replace(experiment, updated=now(self._store.clock))
         words = [word for pair in fresh.to_hash().items() for word in pair]
         answer = self._replace([self._keys.experiment, self._keys.events], [revision, *words])
         if answer[0] == b"changed":

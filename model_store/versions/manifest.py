@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from model_store.bounded import is_finite, is_integer, json_object
+from model_store.clock import SYSTEM, Clock
 from model_store.errors import ArtefactError, UnreadableValue
 from model_store.keys import (
     DELTA,
@@ -246,9 +247,9 @@ class RecentFigures:
             ) from None
 
 
-def now() -> datetime:
+def now(clock: Clock = SYSTEM) -> datetime:
     """The present, to the second, UTC."""
-    return datetime.now(UTC).replace(microsecond=0)
+    return datetime.fromtimestamp(int(clock.time()), UTC)
 
 
 # -- chains

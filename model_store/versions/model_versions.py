@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError, ResponseError, WatchError
 
+from model_store.clock import SYSTEM, Clock
 from model_store.errors import (
     ArtefactError,
     LeaseHeld,
@@ -381,7 +382,7 @@ class ModelVersions:
         # Before a number is taken: a model that cannot be encoded uses none up.
         data = model.to_bytes()
         version = self._next_version()
-        manifest = manifest_of(model, data, version, parent, epoch)
+        manifest = manifest_of(model, data, version, parent, epoch, self._store.clock)
         manifest = replace(manifest, through_us=through_us, recent=recent, refused=refused)
         chunks, sizes = self.keys.chunks(version, manifest.chunks), manifest.chunk_sizes()
         write_chunks(self._store, chunks, sizes, data, on_progress)
@@ -646,7 +647,7 @@ class ModelVersions:
             infos = self.versions()
             wanted = {*numbers[-(keep or KEEP) :], *filter(None, spared)}
             if keep is None:
-                wanted |= _thinned(infos, time.time())
+                wanted |= _thinned(infos, self._store.clock.time())
             kept = wanted | needed_by(wanted, parents_of(infos))
             # The parents of a damaged version are unknown, and it may be repaired: keep everything older.
             damaged = max(
@@ -783,7 +784,12 @@ def _with_parent(model: Artefact | Delta, parent: int | None) -> tuple[Artefact 
 
 
 def manifest_of(
-    model: Artefact | Delta, data: bytes, version: int, parent: int | None, epoch: int
+    model: Artefact | Delta,
+    data: bytes,
+    version: int,
+    parent: int | None,
+    epoch: int,
+    clock: Clock = SYSTEM,
 ) -> Manifest:
     """The manifest of a model with these bytes, created now."""
     from model_store.artefact.artefact import Delta
@@ -801,7 +807,7 @@ def manifest_of(
         metrics=model.metrics,
         parent=parent,
         epoch=epoch,
-        created=now(),
+        created=now(clock),
         kind=DELTA if isinstance(model, Delta) else SNAPSHOT,
         content=model.content,
     )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import structlog
 
+from model_store.clock import SYSTEM, Clock
 from model_store.errors import FtrieError
 from server.events.lines import Lines, NoFragments, Shown
 from server.events.sinks import Sink, open_sinks
@@ -78,12 +79,13 @@ Line = tuple[str, bytes]
 class ImpressionLog:
     """Thread safety: `offer` from any thread, `close` from one."""
 
-    def __init__(self, sinks: Sequence[Sink], meter: Meter, most: int) -> None:
+    def __init__(self, sinks: Sequence[Sink], meter: Meter, most: int, clock: Clock = SYSTEM) -> None:
         """most: answers that may wait for their lines, and lines that may wait for each sink."""
         names = _names(sinks)
         self._outboxes = [Outbox(sink, name, most, meter) for sink, name in zip(sinks, names, strict=True)]
         self._meter = meter
         self._most = most
+        self._clock = clock
         self._lines: dict[str, Lines] = {}
         """By model, those of the version that was offered last."""
         self._problem, self._problem_logged_s = "", 0.0
@@ -99,10 +101,10 @@ class ImpressionLog:
         )
 
     @classmethod
-    def of(cls, settings: Settings, meter: Meter) -> ImpressionLog | None:
+    def of(cls, settings: Settings, meter: Meter, clock: Clock = SYSTEM) -> ImpressionLog | None:
         """The log that the settings ask for; None if they ask for none. Raises ServerError."""
         sinks = open_sinks(settings)
-        return cls(sinks, meter, settings.impressions_queue) if sinks else None
+        return cls(sinks, meter, settings.impressions_queue, clock) if sinks else None
 
     def offer(self, served: ServedVersion, query: Query, ranking: Ranking) -> None:
         """Queue one answer, or drop it if too many wait. Returns at once, raises nothing.
@@ -112,9 +114,8 @@ class ImpressionLog:
         if query.no_log or query.is_forced:
             return self._meter.count(SKIPPED, served.name, "no_log" if query.no_log else "variant")
         # The ages of the user's events were computed for this time, so the line has the same.
-        shown = Shown(
-            query.time_us / 1e6 if query.time_us else time.time(), self._lines_of(served), query, ranking
-        )
+        time_s = query.time_us / 1e6 if query.time_us else self._clock.time()
+        shown = Shown(time_s, self._lines_of(served), query, ranking)
         if not self._writer.offer(shown, query.size):
             self._drop(served.name, "closed" if self._writer.closed else "queue")
 
@@ -169,7 +170,7 @@ class ImpressionLog:
         """Count it, and log why; the same cause at most once in PROBLEM_AGAIN_S."""
         model = shown.lines.model
         self._drop(model, reason)
-        problem, now_s = repr(error), time.monotonic()
+        problem, now_s = repr(error), self._clock.monotonic()
         # One catalogue without values fails every line: a log line for each would fill the disk.
         if problem != self._problem or now_s - self._problem_logged_s > PROBLEM_AGAIN_S:
             trace = None if isinstance(error, NoFragments) else error

@@ -58,12 +58,14 @@ class ShadowRecord:
     shadows: Sequence[ShadowRanking]
 
     @classmethod
-    def of(cls, request_id: str, served: ServedVersion, variant: int, ranking: Ranking) -> ShadowRecord:
+    def of(
+        cls, request_id: str, served: ServedVersion, variant: int, ranking: Ranking, time_s: float
+    ) -> ShadowRecord:
         """An answer's shadows: of each list the first LOGGED_ITEMS."""
         # Cut now, so that a record that waits does not keep all candidates in memory.
         few = slice(LOGGED_ITEMS)
         return cls(
-            time_s=time.time(),
+            time_s=time_s,
             request_id=request_id,
             model=served.name,
             version=served.version,

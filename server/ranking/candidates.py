@@ -8,8 +8,7 @@ catalogue.
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from model_store.errors import StoreError, StoreUnavailable
@@ -46,9 +45,9 @@ class _KeptSet:
 class CandidateSets:
     """A bounded memory of sets. Thread safety: any thread may call; two may read the same set at a time."""
 
-    def __init__(self, reads: StoredReads, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, reads: StoredReads) -> None:
         self._reads = reads
-        self._now = now
+        self._now = reads.clock.monotonic
         self._kept: dict[str, _KeptSet] = {}
         self._ids = 0
         self._lock = threading.Lock()
@@ -95,9 +94,9 @@ class LateItems:
     one atomic dict operation, so no lock is needed.
     """
 
-    def __init__(self, reads: StoredReads, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, reads: StoredReads) -> None:
         self._reads = reads
-        self._now = now
+        self._now = reads.clock.monotonic
         self._memory: dict[str, tuple[float, Record | None]] = {}
         self._found: dict[str, None] = {}
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, takewhile
-from time import perf_counter_ns, time_ns
+from time import perf_counter_ns
 from typing import TypeVar
 
 from model_store.errors import FieldValueError
@@ -255,7 +255,7 @@ class Resolver:
             values = own if user is None else {**user.fields(wanted), **own}
             if served.histories is not None:
                 # Once for the call: ages of events and the impression's line have the same time.
-                call.time_us = time_ns() // 1000
+                call.time_us = int(self._reads.clock.time() * 1e6)
                 if user is not None and user.history is not None:
                     call.history = read_history(served.histories, user.history)
                     values = {**user_values(served.histories, call.history, call.time_us), **values}

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol, TypeVar
 
+from model_store.clock import SYSTEM, Clock
 from model_store.errors import StoreError, StoreUnavailable
 from model_store.records.lookups import HashFields
 from model_store.records.records import Records
@@ -48,8 +48,8 @@ def no_holder(records: Records) -> str:
 class Breaker:
     """Counts failures in a row and says when not to try. Safe for any number of threads."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
+    def __init__(self, clock: Clock = SYSTEM) -> None:
+        self._clock = clock
         self._lock = threading.Lock()
         self._failures = 0
         self._try_again_at = 0.0
@@ -60,7 +60,7 @@ class Breaker:
         if self._failures < FAILURES_BEFORE_PAUSE:
             return 0.0
         with self._lock:
-            now = self._now()
+            now = self._clock.monotonic()
             if now < self._try_again_at:
                 return self._try_again_at - now
             # Before the caller tries: the others wait for another pause meanwhile.
@@ -71,7 +71,7 @@ class Breaker:
         """Count one failure."""
         with self._lock:
             self._failures += 1
-            self._try_again_at = self._now() + self._length_s()
+            self._try_again_at = self._clock.monotonic() + self._length_s()
 
     def succeeded(self) -> None:
         """Forget the failures."""
@@ -87,7 +87,8 @@ class Breaker:
 class Source:
     """One store as requests read it. Safe for any number of threads once connected."""
 
-    def __init__(self, url: str, budget_s: float) -> None:
+    def __init__(self, url: str, budget_s: float, clock: Clock = SYSTEM) -> None:
+        self.clock = clock
         self._url = url
         self._budget_s = budget_s
         self._breakers: dict[str, Breaker] = {}
@@ -99,14 +100,14 @@ class Source:
     @classmethod
     def of(cls, store: Store, budget_s: float = DEFAULT_STORE_BUDGET_S) -> Source:
         """A store that is open, and that its owner closes."""
-        made = cls(store.url, budget_s)
+        made = cls(store.url, budget_s, store.clock)
         made._bind(store)
         return made
 
     def connect(self) -> None:
         """Open the store unless it is open. Raises StoreUnavailable. For one thread at a time."""
         if self._store is None:
-            self._bind(Store.open(self._url, timeout_s=self._budget_s))
+            self._bind(Store.open(self._url, timeout_s=self._budget_s, clock=self.clock))
 
     def _bind(self, store: Store) -> None:
         with suppress(StoreError):  # without it a loss of data goes unnoticed
@@ -120,7 +121,7 @@ class Source:
         epoch = self.read(lambda records, wait: records.item_changes.epoch(), wait_s)
         # A store that is read only may have no epoch, which says nothing.
         if epoch and epoch != self._epoch:
-            self._epoch, self._lost_at = epoch, time.monotonic()
+            self._epoch, self._lost_at = epoch, self.clock.monotonic()
         return read_at < self._lost_at
 
     def close(self) -> None:
@@ -163,16 +164,16 @@ class Source:
             raise StoreUnavailable("the store has not answered since this server started")
         name = holder(self._store.records)
         # setdefault is atomic; a defaultdict may give two threads a breaker each, and keep one.
-        breaker = self._breakers.get(name) or self._breakers.setdefault(name, Breaker())
+        breaker = self._breakers.get(name) or self._breakers.setdefault(name, Breaker(self.clock))
         pause_s = breaker.pause_s()
         if pause_s:
             raise StoreUnavailable(f"the store did not answer lately; next try in {pause_s:.2f} s")
-        began = time.monotonic()
+        began = self.clock.monotonic()
         try:
             answer = ask(self._store, wait_s)
         except StoreUnavailable:
             # A read that had only the caller's last milliseconds does not count as the store's failure.
-            if wait_s >= self._budget_s / 2 or time.monotonic() - began < wait_s:
+            if wait_s >= self._budget_s / 2 or self.clock.monotonic() - began < wait_s:
                 breaker.failed()
             raise
         # Errors of data end before this: they count neither as failure nor as success.
@@ -183,9 +184,15 @@ class Source:
 class StoredReads:
     """What requests read by id: users from one store, items and candidate sets from another or the same."""
 
-    def __init__(self, url: str, budget_s: float = DEFAULT_STORE_BUDGET_S, user_url: str = "") -> None:
-        self._records = Source(url, budget_s)
-        self.users = Source(user_url, budget_s) if user_url and user_url != url else self._records
+    def __init__(
+        self,
+        url: str,
+        budget_s: float = DEFAULT_STORE_BUDGET_S,
+        user_url: str = "",
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self._records = Source(url, budget_s, clock)
+        self.users = Source(user_url, budget_s, clock) if user_url and user_url != url else self._records
 
     @classmethod
     def of(cls, records: Source, users: Source) -> StoredReads:
@@ -193,6 +200,11 @@ class StoredReads:
         made = cls.__new__(cls)
         made._records, made.users = records, users
         return made
+
+    @property
+    def clock(self) -> Clock:
+        """By it what was read is fresh or not."""
+        return self._records.clock
 
     def connect(self) -> None:
         """Open each store unless it is open. Raises StoreUnavailable if one of them does not answer."""

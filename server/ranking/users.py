@@ -8,7 +8,6 @@ record that was read last is used; without one, the request goes on with what it
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -99,7 +98,7 @@ class Users:
         meter: Meter | None = None,
     ) -> None:
         """`users`: how many are kept for each model, 0 for none; `ttl_s`: how long a record counts as fresh."""
-        self._reads = reads
+        self._reads, self._now = reads, reads.clock.monotonic
         self._meter = meter or Meter()
         self._users = users
         self._ttl_s = ttl_s
@@ -117,7 +116,7 @@ class Users:
         if not cookie or wanted.histories is not None or given & wanted.stored_bits == wanted.stored_bits:
             return False
         user = self._of_model(model, wanted).cache.get(cookie)
-        return (user is None or user.fresh_until <= time.monotonic()) and not self._reads.users.is_cluster
+        return (user is None or user.fresh_until <= self._now()) and not self._reads.users.is_cluster
 
     def read_together(
         self, cookies: Iterable[str], model: str, wanted: UserFields, wait_s: float
@@ -203,21 +202,21 @@ class Users:
         """The user as far as known, and the notes on that. Raises DeadlinePassed."""
         kept = self._of_model(model, wanted)
         user = kept.cache.get(cookie)
-        if pending is None and user is not None and user.fresh_until > time.monotonic():
+        if pending is None and user is not None and user.fresh_until > self._now():
             user.used = True
             self._meter.count(USER_CACHE, "hit")
-            return user, (_lost(user) if user.lost_at else [])
+            return user, (_lost(user, self._now()) if user.lost_at else [])
         try:
             read = self._read(kept, cookie, context) if pending is None else pending.outcome()
             self._meter.count(USER_CACHE, "stale" if read.lost_at else "miss")
-            return read, (_lost(read) if read.lost_at else [])
+            return read, (_lost(read, self._now()) if read.lost_at else [])
         except StoreError as error:
             self._meter.count(USER_CACHE, "failed" if user is None else "stale")
             if user is None:
                 return _unread(cookie, wanted), [Degradation.of(PART, error)]
             user.used = True
             # When it was read is not kept: a record is fresh for the same time since then.
-            age_s = time.monotonic() - user.fresh_until + self._fresh_s(wanted)
+            age_s = self._now() - user.fresh_until + self._fresh_s(wanted)
             return user, [Degradation.stale(PART, age_s, str(error))]
 
     def _read(self, kept: ModelUsers, cookie: str, context: Timed) -> StoredUser:
@@ -247,7 +246,7 @@ class Users:
             kept.end({cookie: pending})
 
     def _wait_for(self, kept: ModelUsers, cookie: str, pending: PendingRead, wait_s: float) -> StoredUser:
-        began = time.monotonic()
+        began = self._now()
         assert pending.ended is not None
         if not pending.ended.wait(wait_s):
             raise StoreUnavailable(
@@ -255,7 +254,7 @@ class Users:
             )
         if pending.user is not None:
             return pending.user
-        left_s = wait_s - (time.monotonic() - began)
+        left_s = wait_s - (self._now() - began)
         if pending.wait_s < wait_s and left_s > 0:  # that request had less time than this one
             return self._ask(kept, cookie, left_s)
         raise StoreUnavailable(str(pending.failure))
@@ -274,7 +273,7 @@ class Users:
     ) -> StoredUser:
         """The user that the store's answer describes, cached for later requests. Raises StoreError."""
         wanted = kept.wanted
-        user = StoredUser(cookie, values, time.monotonic() + self._fresh_s(wanted), 0.0, history)
+        user = StoredUser(cookie, values, self._now() + self._fresh_s(wanted), 0.0, history)
         if all(value is None for value in values) and not history:
             user = self._unless_lost(kept, user, wait_s)
         if len(cookie) <= MAX_KEPT_COOKIE:
@@ -358,7 +357,7 @@ def _sound(record: bytes | None) -> bytes | None:
     return record or b""
 
 
-def _lost(user: StoredUser) -> list[Degradation]:
+def _lost(user: StoredUser, now_s: float) -> list[Degradation]:
     """The note on a user whose record the store has lost."""
-    age_s = time.monotonic() - user.lost_at
+    age_s = now_s - user.lost_at
     return [Degradation.stale(PART, age_s, "the store lost its data, and has no record of this user")]

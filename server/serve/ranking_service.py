@@ -56,6 +56,7 @@ class RankingService:
     ) -> None:
         """`models` by name: its keys do not change. Without a shadow_log no shadow is scored."""
         self._models = models
+        self._clock = reads.clock
         self._only = next(iter(models.values())) if len(models) == 1 else None
         self._meter = meter or Meter()
         self._shadow_log = shadow_log
@@ -180,7 +181,8 @@ class RankingService:
         if self._impressions is not None and context.is_active():  # else the caller never saw the answer
             self._impressions.offer(served, query, ranking)
         if ranking.shadows and self._shadow_log is not None and not query.no_log:
-            self._shadow_log.offer(ShadowRecord.of(request_id, served, query.variant, ranking))
+            now_s = self._clock.time()
+            self._shadow_log.offer(ShadowRecord.of(request_id, served, query.variant, ranking, now_s))
         self._meter.answered(
             served.name,
             served.version,

@@ -14,6 +14,7 @@ from typing import Any
 
 import structlog
 
+from model_store.clock import SYSTEM, Clock
 from model_store.errors import FtrieError, StoreError, StoreUnavailable
 from model_store.versions.experiments import Experiment
 from model_store.waiting import Backoff
@@ -51,24 +52,34 @@ class Worker:
     """Serves the models of `settings`. Thread safety: any method, any thread; `start` and `drain` once."""
 
     def __init__(
-        self, settings: Settings, say: Callable[[dict[str, Any]], None], *, shares_port: bool = False
+        self,
+        settings: Settings,
+        say: Callable[[dict[str, Any]], None],
+        *,
+        shares_port: bool = False,
+        clock: Clock = SYSTEM,
     ) -> None:
         """say: takes what a worker tells its supervisor, see `server.serve.channel`; called from any thread."""
         self._settings = settings
         self._say = say
         self._meter = Meter()
-        self._reads = StoredReads(settings.store, settings.store_budget_s, settings.user_store)
+        self._reads = StoredReads(settings.store, settings.store_budget_s, settings.user_store, clock)
         users = Users(self._reads, settings.user_cache, settings.user_ttl_s, self._meter)
         self.models: Mapping[str, ModelHandle] = {
             name: ModelHandle(name, LateItems(self._reads)) for name in settings.models
         }
         self._shadow_log = ShadowLog.of(settings, self._meter.count)
-        self._impressions = ImpressionLog.of(settings, self._meter)
+        self._impressions = ImpressionLog.of(settings, self._meter, clock)
         self._service = RankingService(
             self.models, self._reads, self._meter, self._shadow_log, users, self._impressions
         )
         self._feedback = FeedbackService(
-            self.models.keys(), self._meter, settings.store, settings.feedback_length, settings.feedback_age_s
+            self.models.keys(),
+            self._meter,
+            settings.store,
+            settings.feedback_length,
+            settings.feedback_age_s,
+            clock,
         )
         self._health = Health(settings.models)
         self._observers = Observers(settings, self._meter)

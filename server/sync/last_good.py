@@ -24,6 +24,7 @@ from typing import Any
 
 import structlog
 
+from model_store.clock import SYSTEM, Clock
 from model_store.errors import ArtefactError, ExperimentError, FtrieError, OutputError
 from model_store.versions.experiments import Experiment
 from model_store.waiting import Backoff
@@ -46,7 +47,9 @@ _log = structlog.get_logger(__name__)
 class LastGoodKeeper(threading.Thread):
     """Takes every model's parts from a `Distribution`, and gives them back once they are on disk."""
 
-    def __init__(self, state: StateFolder, models: Sequence[str], distribution: Distribution) -> None:
+    def __init__(
+        self, state: StateFolder, models: Sequence[str], distribution: Distribution, clock: Clock = SYSTEM
+    ) -> None:
         super().__init__(name="keep last good", daemon=True)
         self._folder = state.folder
         self._folders = {name: LastGood(state.model(name), name) for name in models}
@@ -54,6 +57,7 @@ class LastGoodKeeper(threading.Thread):
         self._experiments_due: dict[str, str | None] = {}
         """By model whose experiment is to be written: its record."""
         self._distribution = distribution
+        self._clock = clock
         self._changed = threading.Condition()
         self._due: dict[str, float] = {}
         """By model that has changed: when to write it."""
@@ -70,7 +74,7 @@ class LastGoodKeeper(threading.Thread):
         """Note that there is something to write. The latest parts at the time of writing are written."""
         self._distribution.given_back(self, serial)
         with self._changed:
-            self._due.setdefault(parts.name, max(time.monotonic(), self._resting.get(parts.name, 0.0)))
+            self._due.setdefault(parts.name, max(self._clock.monotonic(), self._resting.get(parts.name, 0.0)))
             self._changed.notify()
 
     def tell(self, body: Mapping[str, Any]) -> None:
@@ -137,7 +141,7 @@ class LastGoodKeeper(threading.Thread):
         with self._changed:
             while True:
                 self._save_experiments()
-                now = time.monotonic()
+                now = self._clock.monotonic()
                 for model, due in self._due.items():
                     if self._ending or due <= now:
                         del self._due[model]
@@ -183,7 +187,7 @@ class LastGoodKeeper(threading.Thread):
             self._backoff[model].succeeded()
             pause_s = SAVE_EVERY_S
         with self._changed:
-            self._resting[model] = time.monotonic() + max(pause_s, took_s / SAVE_SHARE)
+            self._resting[model] = self._clock.monotonic() + max(pause_s, took_s / SAVE_SHARE)
             if failed and not self._ending:
                 self._due[model] = self._resting[model]
 

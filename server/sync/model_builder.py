@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from model_store.clock import SYSTEM, Clock
 from model_store.errors import ArtefactError, VersionNotFound
 from model_store.features.features import FeaturePlan, FieldPlan
 from model_store.keys import DELTA, SNAPSHOT
@@ -45,10 +46,11 @@ _log = structlog.get_logger(__name__)
 class ModelBuilder:
     """The parts of one model, built from whichever store is open."""
 
-    def __init__(self, model: str, *, with_fragments: bool = False) -> None:
+    def __init__(self, model: str, *, with_fragments: bool = False, clock: Clock = SYSTEM) -> None:
         """with_fragments: catalogues also hold each item as the impression log writes it."""
         self._model = model
         self._with_fragments = with_fragments
+        self._clock = clock
         self._live = LiveModel(model)
         self._items: ItemSync | None = None
         self._plan: FeaturePlan | None = None
@@ -190,7 +192,7 @@ class ModelBuilder:
 
     def items_moved(self) -> bool:
         """Whether the items have changed and a new catalogue is due."""
-        if self._items is None or self.parts is None or time.monotonic() < self._catalogue_due:
+        if self._items is None or self.parts is None or self._clock.monotonic() < self._catalogue_due:
             return False
         self._items.poll()
         if self._items.generation == self._refused_items:
@@ -240,7 +242,7 @@ class ModelBuilder:
         form = Form(spec, plan) if self._with_fragments else None
         catalogue = Catalogue.build(plan, self._items.items(), form)
         took_s = time.monotonic() - began
-        self._catalogue_due = time.monotonic() + took_s / CATALOGUE_SHARE
+        self._catalogue_due = self._clock.monotonic() + took_s / CATALOGUE_SHARE
         if catalogue.problems:
             _log.warning("stored values left out", model=self._model, first=catalogue.problems)
         _log.info("catalogue built", model=self._model, items=len(catalogue), s=round(took_s, 3))

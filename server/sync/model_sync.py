@@ -20,6 +20,7 @@ from queue import Empty, SimpleQueue
 
 import structlog
 
+from model_store.clock import SYSTEM, Clock
 from model_store.errors import FtrieError, StoreUnavailable, UnreadableValue
 from model_store.store import Store
 from model_store.versions.experiments import Experiment
@@ -90,6 +91,7 @@ class ModelSync(threading.Thread):
         *,
         low_priority: bool = False,
         with_fragments: bool = False,
+        clock: Clock = SYSTEM,
     ) -> None:
         """keeper: has the last good version on disk; None where none is kept. with_fragments: see `ModelBuilder`.
 
@@ -106,8 +108,9 @@ class ModelSync(threading.Thread):
         self._keeper = keeper
         self._meter = meter
         self._low_priority = low_priority
-        self._builder = ModelBuilder(model, with_fragments=with_fragments)
-        self._retry = VersionRetry(model, meter)
+        self._clock = clock
+        self._builder = ModelBuilder(model, with_fragments=with_fragments, clock=clock)
+        self._retry = VersionRetry(model, meter, clock)
         self._backoff = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         self._stopped = threading.Event()
         self._looked = threading.Condition()
@@ -160,13 +163,13 @@ class ModelSync(threading.Thread):
             self.experiment.restore(self._keeper.experiment(self._model))
         while not self._stopped.is_set():
             try:
-                with Store.open(self._url) as store:
+                with Store.open(self._url, clock=self._clock) as store:
                     self._follow(store)
             except Exception as error:
                 # Bugs too: if the thread ended, the model would stay at its version, and nothing would say so.
                 pause_s = self._backoff.failed()
                 self._lost_store(error)
-                self._stopped.wait(pause_s)
+                self._clock.wait(self._stopped, pause_s)
 
     def _follow(self, store: Store) -> None:
         """Look at the store whenever something may have changed, until stopped. Raises StoreUnavailable."""
@@ -176,14 +179,14 @@ class ModelSync(threading.Thread):
         event = versions.last_event()
         self._look(versions)
         self._backoff.succeeded()  # only now: a store that opens, and holds what it should not, has failed again
-        looked_s = time.monotonic()
+        looked_s = self._clock.monotonic()
         while not self._stopped.is_set():
             before, event = event, versions.wait(event, WAIT_S)
             if self._looks_asked > self._looks_done:
                 self._look_as_asked(versions)
-            elif event != before or time.monotonic() - looked_s >= CHECK_EVERY_S:
+            elif event != before or self._clock.monotonic() - looked_s >= CHECK_EVERY_S:
                 self._look(versions)
-                looked_s = time.monotonic()
+                looked_s = self._clock.monotonic()
             self._take_notes()
             self._finish_rebuild()
 
@@ -270,7 +273,7 @@ class ModelSync(threading.Thread):
         replaces: a version was served before. The first one may be old, since this server has only just begun.
         """
         if replaces and (manifest.through_us or 0) > self._newest_us:
-            delay_s = time.time() - (manifest.through_us or 0) / 1e6
+            delay_s = self._clock.time() - (manifest.through_us or 0) / 1e6
             self._meter.observe(FRESHNESS, self._model, value=max(0.0, delay_s))
 
     def _sync_items(self, manifest: Manifest | None = None) -> None:
@@ -296,7 +299,7 @@ class ModelSync(threading.Thread):
             version=parts.version,
             sha256=parts.sha256,
             content=parts.content,
-            since=time.time(),
+            since=self._clock.time(),
             keys=self._builder.keys,
             items=self._builder.items,
             source=self.status.source if kind in (ITEMS, REBUILT) else STORE,

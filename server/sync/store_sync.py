@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import structlog
 
+from model_store.clock import SYSTEM, Clock
 from model_store.errors import StoreError, StoreUnavailable
 from model_store.store import Store
 from server.settings import Settings
@@ -39,11 +40,17 @@ class StoreSync:
     """Runs from `start` to `stop`. Thread safety: the other methods from any thread."""
 
     def __init__(
-        self, settings: Settings, state: StateFolder | None, meter: Meter, *, low_priority: bool = False
+        self,
+        settings: Settings,
+        state: StateFolder | None,
+        meter: Meter,
+        *,
+        low_priority: bool = False,
+        clock: Clock = SYSTEM,
     ) -> None:
         """state: where the last good models are kept; None keeps none. low_priority: see `ModelSync`."""
         self.distribution = Distribution(self._buffer_free)
-        self._keeper = LastGoodKeeper(state, settings.models, self.distribution) if state else None
+        self._keeper = LastGoodKeeper(state, settings.models, self.distribution, clock) if state else None
         self._models = {
             name: ModelSync(
                 name,
@@ -53,12 +60,13 @@ class StoreSync:
                 meter,
                 low_priority=low_priority,
                 with_fragments=bool(settings.impressions),
+                clock=clock,
             )
             for name in settings.models
         }
 
         stores = {settings.user_store: "users", settings.store: "store"}  # one entry, if it is the same store
-        self._watches = [StoreWatch(name, url) for url, name in stores.items() if url]
+        self._watches = [StoreWatch(name, url, clock) for url, name in stores.items() if url]
 
     def start(self) -> None:
         """Begin to follow the store, and to keep the last good models on disk."""
@@ -125,11 +133,11 @@ class StoreSync:
 class StoreWatch(threading.Thread):
     """Looks at one store every second, from `start` to `stop`. `status` may be read by any thread."""
 
-    def __init__(self, name: str, url: str, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, name: str, url: str, clock: Clock = SYSTEM) -> None:
         """name: what the server calls the store, "store" or "users"."""
         super().__init__(name=f"watch {name}", daemon=True)
         self.status = StoreStatus(name)
-        self._name, self._url, self._now = name, url, now
+        self._name, self._url, self._clock = name, url, clock
         self._stopped = threading.Event()
         self._store: Store | None = None
         self._heard_at: float | None = None
@@ -154,7 +162,7 @@ class StoreWatch(threading.Thread):
         """The store as it is now."""
         try:
             if self._store is None:
-                self._store = Store.open(self._url, timeout_s=ANSWERS_WITHIN_S)
+                self._store = Store.open(self._url, timeout_s=ANSWERS_WITHIN_S, clock=self._clock)
             lag_s = self._lag_s(self._store.replication())
         # Other errors below: the store answers, so it is not away.
         except StoreUnavailable as error:
@@ -173,9 +181,9 @@ class StoreWatch(threading.Thread):
             self._heard_at = None
             return None
         is_linked, silent_s = replication
-        heard_at = self._now() - silent_s
+        heard_at = self._clock.monotonic() - silent_s
         if is_linked or self._heard_at is None:
             self._heard_at = heard_at
         else:  # a replica that was never linked says nothing of how long
             self._heard_at = min(self._heard_at, heard_at)
-        return self._now() - self._heard_at
+        return self._clock.monotonic() - self._heard_at

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable
 
 import structlog
 
+from model_store.clock import SYSTEM, Clock
 from model_store.errors import ArtefactError, FtrieError, NewerFormat, UnreadableValue, VersionNotFound
 from model_store.waiting import Backoff
 from server.model.live_model import AllEqual
@@ -48,10 +47,10 @@ def reason_of(error: BaseException) -> str:
 class VersionRetry:
     """The refused versions of one model. `counts` may be read by any thread; the rest is for the one that syncs."""
 
-    def __init__(self, model: str, meter: Meter, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, model: str, meter: Meter, clock: Clock = SYSTEM) -> None:
         self._model = model
         self._meter = meter
-        self._now = now
+        self._clock = clock
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._version: int | None = None
@@ -67,7 +66,7 @@ class VersionRetry:
 
     def resting(self, version: int | None) -> bool:
         """Whether `version` was refused and its next attempt is not due yet. None: the active pointer itself."""
-        return version == self._version and self._now() < self._retry_at
+        return version == self._version and self._clock.monotonic() < self._retry_at
 
     def refuse(self, version: int | None, error: Exception, still_serving: int | None) -> None:
         """Count one refusal; log it unless the last one had the same cause."""
@@ -79,7 +78,7 @@ class VersionRetry:
         if version != self._version:
             self._backoff.succeeded()
         self._version = version
-        self._retry_at = self._now() + self._backoff.failed()
+        self._retry_at = self._clock.monotonic() + self._backoff.failed()
         cause = f"{version} {reason} {error}"
         if cause == self._logged_cause:
             return

@@ -8,14 +8,13 @@ from __future__ import annotations
 import logging
 import random
 import sys
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TextIO, cast
 
 import structlog
 import structlog.tracebacks
 
+from model_store.clock import SYSTEM, Clock
 from server.telemetry.meter import Answered
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -60,8 +59,8 @@ class Sparse:
     A line says in `unlogged` how many of its kind were left out before it; metrics count all.
     """
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
+    def __init__(self, clock: Clock = SYSTEM) -> None:
+        self._clock = clock
         self._kinds: dict[tuple[Any, Any], tuple[float, float, int]] = {}
         """By event and model: lines left, as of when, and how many were left out."""
 
@@ -71,7 +70,7 @@ class Sparse:
         """Raises DropEvent for a line that is left out."""
         if event["event"] not in OFTEN:
             return event
-        now, kind = self._now(), (event["event"], event.get("model"))
+        now, kind = self._clock.monotonic(), (event["event"], event.get("model"))
         lines, since, unlogged = self._kinds.get(kind, (float(OFTEN_LINES), now, 0))
         lines = min(OFTEN_LINES, lines + (now - since) / OFTEN_EVERY_S)
         if lines < 1:

@@ -36,6 +36,7 @@ from server.sync.model_builder import ModelBuilder
 from server.sync.model_sync import RELOADS, ModelSync, SyncState
 from server.sync.version_retry import FIRST_PAUSE_S, LONGEST_PAUSE_S, VersionRetry, reason_of
 from server.telemetry.meter import Meter
+from tests.clocks import ManualClock
 from tests.server import shop
 from tests.server.one_process import Server
 from tests.server.sync.served_models import (
@@ -437,16 +438,16 @@ def test_a_cause_is_said_once_and_counted_each_time() -> None:
 
 
 def test_a_refused_version_rests_and_another_one_does_not() -> None:
-    clock = [100.0]
-    retry = VersionRetry("shop", Meter(), now=lambda: clock[0])
+    clock = ManualClock()
+    retry = VersionRetry("shop", Meter(), clock)
     retry.refuse(7, ArtefactError("bad"), still_serving=6)
     assert retry.resting(7)
     assert not retry.resting(8)
-    clock[0] += FIRST_PAUSE_S
+    clock.advance(FIRST_PAUSE_S)
     assert not retry.resting(7)
     for _ in range(40):
         retry.refuse(7, ArtefactError("bad"), still_serving=6)
-    clock[0] += LONGEST_PAUSE_S / 2 - 0.01
+    clock.advance(LONGEST_PAUSE_S / 2 - 0.01)
     assert retry.resting(7)
     retry.forgive()
     assert not retry.resting(7)
