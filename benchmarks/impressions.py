@@ -32,6 +32,7 @@ from server.ranking.ranker import Ranker
 from server.ranking.request import Received
 from server.ranking.resolve import Call, Resolver
 from server.ranking.served import ModelHandle, ServedVersion
+from server.ranking.store_reads import StoredReads
 from server.telemetry.meter import Meter
 
 CALLS, CANDIDATES = 1000, 200
@@ -66,9 +67,9 @@ class Stored:
 
 def queries(served: ServedVersion, top_k: int, *, inline: bool) -> list[Query]:
     """As many queries, their users inline or kept from the store."""
-    handle = ModelHandle(served.name, LateItems(None))  # type: ignore[arg-type]
+    handle = ModelHandle(served.name, LateItems(StoredReads("")))
     handle.serve(served)
-    resolver: Any = Resolver(None, Stored())  # type: ignore[arg-type]
+    resolver: Any = Resolver(StoredReads(""), Stored())  # type: ignore[arg-type]
     made = []
     for number in range(CALLS):
         asked = request(number, CANDIDATES, inline=inline)

@@ -24,10 +24,10 @@ class Clock(Protocol):
 
 
 class Event(Protocol):
-    """What is waited for: a threading.Event, or a `SignalEvent`."""
+    """What is waited for: a threading.Event, a `SignalEvent`, a `StopRequest`."""
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is set."""
+    def wait(self, seconds: float, /) -> bool:
+        """Wait until it is set, for at most `seconds`; whether it is set."""
 
 
 class SystemClock:

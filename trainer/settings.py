@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 import re
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Self
 
+from model_store.clock import SYSTEM, Clock
 from model_store.errors import UsageError
 from model_store.flags import DEFAULT_STORE, Flag, StoreOption
 from trainer.output import SILENT, Output
@@ -51,20 +51,20 @@ class Schedule:
     Counts from the last attempt, successful or not, so that a full disk is not tried again at every batch.
     """
 
-    def __init__(self, every: Every, rows: int) -> None:
-        self._every = every
+    def __init__(self, every: Every, rows: int, clock: Clock = SYSTEM) -> None:
+        self._every, self._clock = every, clock
         self.restart(rows)
 
     def restart(self, rows: int) -> None:
         """Count from here: `rows` rows of the run are learned."""
-        self._rows, self._began = rows, time.monotonic()
+        self._rows, self._began = rows, self._clock.monotonic()
 
     def is_due(self, rows: int) -> bool:
         """True if enough rows, or enough time, have passed."""
         if self._every.rows is not None:
             return rows - self._rows >= self._every.rows
         assert self._every.seconds is not None
-        return time.monotonic() - self._began >= self._every.seconds
+        return self._clock.monotonic() - self._began >= self._every.seconds
 
 
 def parse_partition(text: str) -> tuple[int | None, int]:
@@ -127,7 +127,7 @@ class TrainerOptions:
     """How one trainer runs.
 
     store: of versions, lease and dead letters; checkpoint: the trainer's folder, which a run must name. output: takes
-    notes and warnings.
+    notes and warnings. clock: of all that the run decides by time.
     """
 
     sources: Annotated[
@@ -217,6 +217,7 @@ class TrainerOptions:
     ] = "127.0.0.1"
     force: ForceOption = False
     output: Output = SILENT
+    clock: Clock = SYSTEM
 
     @property
     def folder(self) -> Path:

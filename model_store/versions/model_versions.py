@@ -127,6 +127,11 @@ class ModelVersions:
             pinned = self._client.hget(self.keys.trainer, "pinned")
         return version_number(f"{self.keys.trainer} pinned", pinned) if pinned else None
 
+    @property
+    def clock(self) -> Clock:
+        """That of the store."""
+        return self._store.clock
+
     def spec_since(self) -> datetime | None:
         """Since when versions of the active one's spec are active; None if unknown. UTC, by the store's clock."""
         with self._store.answers(self.keys.trainer):

@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from pydantic import TypeAdapter, ValidationError
 
+from model_store.clock import SYSTEM, Clock
 from model_store.errors import CheckpointError, StoreError
 from model_store.files import lock, whole_file
 from model_store.spec.spec import ModelSpec, spec_from_json
@@ -159,6 +160,7 @@ class Checkpoints:
         *,
         resume: bool = False,
         on_warning: Callable[[str], None] = lambda text: None,
+        clock: Clock = SYSTEM,
     ) -> None:
         self._warn = on_warning
         self._folder = CheckpointFolder(folder, on_warning)
@@ -174,7 +176,7 @@ class Checkpoints:
         except BaseException:
             self.close()
             raise
-        self._schedule = Schedule(every, self.earlier.description.rows if self.earlier else 0)
+        self._schedule = Schedule(every, self.earlier.description.rows if self.earlier else 0, clock)
 
     @property
     def path(self) -> Path:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from model_store.clock import SYSTEM, Clock
 from trainer.events.columns import (
     BUCKET,
     CONTEXT,
@@ -81,15 +81,15 @@ def parse(data: bytes, starts: Ints, wanted: Wanted, arrived_us: Ints | None = N
 class Parser:
     """Parses the chunks of one source; with a `share`, only the events of that partition."""
 
-    def __init__(self, wanted: Wanted, share: PartitionShare | None = None) -> None:
-        self._wanted = wanted
+    def __init__(self, wanted: Wanted, share: PartitionShare | None = None, clock: Clock = SYSTEM) -> None:
+        self._wanted, self._clock = wanted, clock
         self._share = share
         self._blocks = BlockReader(wanted)
 
     def parse(self, data: bytes, starts: Ints, arrived_us: Ints | None = None) -> Events:
         """data, starts, arrived_us: as in Chunk. Without arrived_us the present time bounds the events' times."""
         # With it, the join takes an event of a clock that is ahead at its arrival: none is lost.
-        latest_us = NEVER_US if arrived_us is not None else time.time_ns() // 1000 + AHEAD_US
+        latest_us = NEVER_US if arrived_us is not None else int(self._clock.time() * 1e6) + AHEAD_US
         if self._share is None:
             return self._parse(data, starts, latest_us)
         mine = self._share.mine(data, starts)

@@ -9,7 +9,6 @@ plainly bad.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -119,7 +118,7 @@ class Guard:
     def _report_refused(self, version: int, verdict: Verdict) -> None:
         self.refused += 1
         self._in_a_row += 1
-        now_s = time.monotonic()
+        now_s = self._versions.clock.monotonic()
         if self._in_a_row == 1 or now_s - self._warned_s >= WARN_AGAIN_S:
             self._warned_s = now_s
             name = self._versions.model

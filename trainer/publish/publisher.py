@@ -6,11 +6,11 @@ reported, and its changes are in the next one. `PublishPacer` decides when a tra
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
+from model_store.clock import Clock
 from model_store.errors import (
     ArtefactError,
     FtrieError,
@@ -114,12 +114,19 @@ class Publisher:
         self._stale: StaleEpoch | None = None
         self._pinned: Pinned | None = None
         self._failed: StoreError | None = None
-        self._schedule = Schedule(options.every, 0)
+        self._schedule = Schedule(options.every, 0, versions.clock)
         self._snapshots = (
-            Schedule(options.snapshot_every, 0) if isinstance(options.snapshot_every, Every) else None
+            Schedule(options.snapshot_every, 0, versions.clock)
+            if isinstance(options.snapshot_every, Every)
+            else None
         )
         self._chain: DeltaChain | None = None
         self._deltas = 0
+
+    @property
+    def clock(self) -> Clock:
+        """That of the store."""
+        return self._versions.clock
 
     @property
     def model_name(self) -> str:
@@ -297,6 +304,7 @@ class PublishPacer:
         force: publish however many labelled rows were rejected.
         """
         self.publisher = publisher
+        self._now = publisher.clock.monotonic
         self._force = force
         self._before = EventCounts()
         self.rows = rows
@@ -326,18 +334,18 @@ class PublishPacer:
         )  # labelled rows have no time
         if self._store_lost_data:
             is_published = not model.rows
-        if is_published or time.monotonic() < self._not_before:
+        if is_published or self._now() < self._not_before:
             return
         self.publisher.through_us = through_us
         self.publisher.withheld = self._withheld(all_counts)
         counts = self.publisher.counts
-        published, failed, began = counts.snapshots + counts.deltas, counts.failed, time.monotonic()
+        published, failed, began = counts.snapshots + counts.deltas, counts.failed, self._now()
         self.publisher.after_batch(model)
         if counts.failed > failed:
-            self._not_before = time.monotonic() + self._backoff.failed()
+            self._not_before = self._now() + self._backoff.failed()
         elif counts.snapshots + counts.deltas > published:
             self._note_published(model, all_counts)
-            took = time.monotonic() - began
+            took = self._now() - began
             self._not_before = began + took * (1.0 + PAUSE_WHILE_BEHIND if behind else 1.0)
 
     def finish(self, model: LearningModel, counts: EventCounts) -> int | None:

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import hashlib
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -117,6 +116,7 @@ class Partners:
         self.missing: tuple[int, ...] = ()
         self.others = tuple(each for each in range(1, share.count + 1) if each != share.number)
         self._store, self._spec, self._every_us = store, spec, every_us
+        self.now = store.clock.monotonic
         self._name = spec.model.name
         self._rounds = store.rounds(self._name)
         self._lease, self._output = lease, output
@@ -228,8 +228,8 @@ class Partners:
             return (
                 earliest  # the publisher waits for what the store has lost: it is learned, and written, again
             )
-        self._waits_since_s = self._waits_since_s or time.monotonic()
-        if time.monotonic() - self._waits_since_s > MODEL_WAIT_S and self._rounds.there(
+        self._waits_since_s = self._waits_since_s or self.now()
+        if self.now() - self._waits_since_s > MODEL_WAIT_S and self._rounds.there(
             record, [later], contribution(PUBLISHER)
         ):
             # It is past that round, may be waiting for this partition, and has lost the model that it could not write.
@@ -430,7 +430,7 @@ class RoundLoop(EventLoop):
                     self._pause.wait(min(wait_s, POLL_S))
                     return False
             self._mine = self._close()
-            self._complete_s = time.monotonic()
+            self._complete_s = self._partners.now()
         return self._exchange(wait_s)
 
     def finish(self) -> None:
@@ -454,7 +454,7 @@ class RoundLoop(EventLoop):
     @property
     def waiting_s(self) -> float:
         """For how long it has waited for other partitions; 0 while it learns."""
-        return time.monotonic() - self._complete_s if self._mine is not None else 0.0
+        return self._partners.now() - self._complete_s if self._mine is not None else 0.0
 
     def of_partition(self) -> dict[str, Any]:
         """The partition, its round, and how long it has waited in it."""
@@ -468,8 +468,8 @@ class RoundLoop(EventLoop):
         """
         if self._mine is None or self.waiting_s < SAY_AFTER_S:
             return self._problem
-        if time.monotonic() - self._problem_at_s >= SAY_AFTER_S:
-            self._problem_at_s = time.monotonic()
+        if self._partners.now() - self._problem_at_s >= SAY_AFTER_S:
+            self._problem_at_s = self._partners.now()
             try:
                 self._partners.restore(self.number)
                 if self._partners.missing:
@@ -508,7 +508,7 @@ class RoundLoop(EventLoop):
     def _exchange(self, wait_s: float) -> bool:
         """Merge if all have contributed; else wait a little."""
         assert self._mine is not None
-        pause_s = self._not_before_s - time.monotonic()
+        pause_s = self._not_before_s - self._partners.now()
         if pause_s > 0:
             self._pause.wait(min(wait_s, pause_s))
             return False
@@ -523,11 +523,13 @@ class RoundLoop(EventLoop):
                 if self._once:
                     raise
             self._problem = f"round {self.number:,} waits for the store: {error}"
-            self._not_before_s = time.monotonic() + self._backoff.failed()
+            self._not_before_s = self._partners.now() + self._backoff.failed()
             return False
         self._backoff.succeeded()
         if found is None:
-            self._not_before_s = time.monotonic() + (POLL_S if self.waiting_s < SAY_AFTER_S else 10 * POLL_S)
+            self._not_before_s = self._partners.now() + (
+                POLL_S if self.waiting_s < SAY_AFTER_S else 10 * POLL_S
+            )
             return False
         self._merge(found)
         return True

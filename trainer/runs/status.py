@@ -6,7 +6,6 @@ loop.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -15,6 +14,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from model_store.clock import SYSTEM, Clock
 from model_store.errors import InputError, shown
 from model_store.files import port_taken
 from model_store.metrics import Family
@@ -213,13 +213,20 @@ def idle_reason(model: str, sources: Sequence[Source | RowSource], counts: Event
 class Reporter:
     """What a trainer reports of its loop. For one thread. `behind`: a source is read later than `max_lag_s`."""
 
-    def __init__(self, loop: StreamLoop, sources: Sequence[Source | RowSource], max_lag_s: float) -> None:
+    def __init__(
+        self,
+        loop: StreamLoop,
+        sources: Sequence[Source | RowSource],
+        max_lag_s: float,
+        clock: Clock = SYSTEM,
+    ) -> None:
         self.behind = False
+        self._now = clock.monotonic
         self._loop, self._sources, self._max_lag_s = loop, sources, max_lag_s
-        self._rate_since = (time.monotonic(), loop.counts.events)
+        self._rate_since = (self._now(), loop.counts.events)
         self._lags: dict[str, Lag] = {}
         self._useful, self._useful_since_s, self._idle = -1, 0.0, ""
-        self._joined, self._late_since_s, self._late = loop.joined(), time.monotonic(), ""
+        self._joined, self._late_since_s, self._late = loop.joined(), self._now(), ""
 
     def warnings(self) -> dict[str, str]:
         """Present problems, by kind. To be called every second or so."""
@@ -251,7 +258,7 @@ class Reporter:
         """The present status, with `more` members; asks the sources how far behind they are read."""
         loop, counts, model = self._loop, self._loop.counts, self._loop.model
         self._update_lags()
-        (then_s, events), now_s = self._rate_since, time.monotonic()
+        (then_s, events), now_s = self._rate_since, self._now()
         self._rate_since = now_s, counts.events
         # The recent figures are in the online metrics of the whole model.
         recent = loop.online.recent() if loop.writes_online else {}
@@ -288,14 +295,14 @@ class Reporter:
     def _look_at_late(self) -> None:
         """Judge the feedback of the last full minute, or at the end what is left of it."""
         joined, at_end = self._loop.joined(), self._loop.ended
-        if not at_end and time.monotonic() - self._late_since_s < LATE_EVERY_S:
+        if not at_end and self._now() - self._late_since_s < LATE_EVERY_S:
             return
         more = {name: count - self._joined.get(name, 0) for name, count in joined.items()}
         late = more.get("late", 0) + more.get("out_of_order", 0)
         of = more.get("clicks", 0) + more.get("conversions", 0)
         if at_end and not of:
             return
-        self._joined, self._late_since_s, self._late = joined, time.monotonic(), ""
+        self._joined, self._late_since_s, self._late = joined, self._now(), ""
         if late >= LATE_LEAST and late > LATE_SHARE * of:
             self._late = (
                 f"{late:,} of {of:,} clicks and conversions in a minute or less came after their impression's "
@@ -305,7 +312,7 @@ class Reporter:
 
     def _look_whether_idle(self) -> None:
         """Ask the sources why nothing is read, once that is so for long."""
-        counts, now_s = self._loop.counts, time.monotonic()
+        counts, now_s = self._loop.counts, self._now()
         # Feedback counts only after the first impression.
         useful = counts.events if counts.impressions or counts.rows else counts.bad_events
         if useful != self._useful:

@@ -11,7 +11,6 @@ import math
 import os
 import secrets
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -19,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+from model_store.clock import SYSTEM, Clock
 from model_store.errors import (
     CheckpointError,
     InputError,
@@ -96,9 +96,10 @@ class Trainer:
         self._output = options.output
         self._stop = stop
         self._on_status = on_status
-        self._tasks = StoreTasks(TASKS_EVERY_S, self._output.warn)
+        self._clock = options.clock
+        self._tasks = StoreTasks(TASKS_EVERY_S, self._output.warn, options.clock)
         self._active: int | None = None
-        self._next_status = time.monotonic() + options.say_every_s
+        self._next_status = self._clock.monotonic() + options.say_every_s
         self._next_warnings = 0.0
         self._warnings: dict[str, str] = {}
         self._metrics: StatusCollector | None = None
@@ -118,7 +119,9 @@ class Trainer:
         else:
             check_mergeable(self._spec)
             stack.callback(os.close, lock_folder(options.folder))
-        self._store = stack.enter_context(self._once_available(lambda: Store.open(options.store)))
+        self._store = stack.enter_context(
+            self._once_available(lambda: Store.open(options.store, clock=options.clock))
+        )
         self._versions = self._store.model(name, self._output.warn)
         if options.partition is not None:
             self._open_partition(stack, *options.partition)
@@ -129,7 +132,7 @@ class Trainer:
         if lease is None:
             return
         if not (options.publish and self._publishes_model):
-            self._lease_holder = stack.enter_context(LeaseHolder(lease, lambda: 0))
+            self._lease_holder = stack.enter_context(LeaseHolder(lease, lambda: 0, options.clock))
             return
         publisher = Publisher(
             self._versions,
@@ -145,11 +148,16 @@ class Trainer:
             epoch=self._epoch,
         )
         pacer = self._pacer = PublishPacer(publisher, lease.earlier_rows, force=options.force)
-        self._lease_holder = stack.enter_context(LeaseHolder(lease, lambda: pacer.rows))
+        self._lease_holder = stack.enter_context(LeaseHolder(lease, lambda: pacer.rows, options.clock))
 
     def _open_checkpoints(self, stack: ExitStack) -> None:
         options, warn = self._options, self._output.warn
-        checkpoints = Checkpoints(options.folder, options.every, self._spec, resume=True, on_warning=warn)
+        checkpoints = Checkpoints(
+            *(options.folder, options.every, self._spec),
+            resume=True,
+            on_warning=warn,
+            clock=options.clock,
+        )
         self._checkpoints = stack.enter_context(checkpoints)
 
     def _open_partition(self, stack: ExitStack, number: int | None, count: int) -> None:
@@ -244,7 +252,7 @@ class Trainer:
                 )
             loop.start(saved.checkpoint, published, output)
             stack.push(attempt.pop_all())
-        self._loop, self._reporter = loop, Reporter(loop, sources, options.max_lag_s)
+        self._loop, self._reporter = loop, Reporter(loop, sources, options.max_lag_s, options.clock)
 
     def _open_events(
         self, saved: SavedRun, known: Sequence[ModelSpec], stack: ExitStack
@@ -274,6 +282,7 @@ class Trainer:
             idle_s=options.idle_s,
             share=partners.share if partners is not None else None,
             on_note=warn,
+            clock=options.clock,
             **once,
         )
         stack.callback(merger.close)
@@ -379,7 +388,7 @@ class Trainer:
         if loop.save_is_due():
             loop.save()
         self._tasks.run_due()
-        now = time.monotonic()
+        now = self._clock.monotonic()
         if now >= self._next_warnings:
             self._next_warnings = now + WARNINGS_EVERY_S
             self._report_warnings()
@@ -449,12 +458,12 @@ class Trainer:
         Stopped; LeaseHeld without --wait; with --once UnreadableValue at once, and StoreUnavailable or a source's
         SourceUnavailable after ONCE_WAITS_S.
         """
-        backoff, began, warned = Backoff(), time.monotonic(), -WAITING_AGAIN_S
+        backoff, began, warned = Backoff(), self._clock.monotonic(), -WAITING_AGAIN_S
         while True:
             try:
                 return ask()
             except (StoreUnavailable, SourceUnavailable, UnreadableValue) as error:
-                waited = time.monotonic() - began
+                waited = self._clock.monotonic() - began
                 too_long = waited > ONCE_WAITS_S and not isinstance(error, WaitsForPartner)
                 if self._options.once and (too_long or isinstance(error, UnreadableValue)):
                     raise
@@ -469,7 +478,7 @@ class Trainer:
                     raise
                 if not backoff.failures:
                     self._output.note(f"{error}; waiting for it to end")
-            if self._stop.wait(backoff.failed()):
+            if self._clock.wait(self._stop, backoff.failed()):
                 raise Stopped("stopped while waiting for the store", self._stop.number)
 
 
@@ -482,9 +491,9 @@ class StoreTasks:
     A failure does not stop learning: the tasks are tried again after a growing pause.
     """
 
-    def __init__(self, every_s: float, on_warning: Callable[[str], None]) -> None:
+    def __init__(self, every_s: float, on_warning: Callable[[str], None], clock: Clock = SYSTEM) -> None:
         """`on_warning` is told when the store fails, and when it works again."""
-        self._every_s = every_s
+        self._every_s, self._clock = every_s, clock
         self._warn = on_warning
         self._tasks: list[StoreTask] = []
         self._backoff = Backoff(first_s=0.5, longest_s=10.0)
@@ -501,7 +510,7 @@ class StoreTasks:
 
     def run_due(self) -> None:
         """Run them if they are due. Raises no StoreError."""
-        now = time.monotonic()
+        now = self._clock.monotonic()
         if now < self._next:
             return
         try:
@@ -509,7 +518,7 @@ class StoreTasks:
         except StoreError as error:
             if not self._backoff.failures:
                 self._warn(f"{error}; learning continues, and the store is tried again")
-            self._next = time.monotonic() + max(self._every_s, self._backoff.failed())
+            self._next = self._clock.monotonic() + max(self._every_s, self._backoff.failed())
             return
         if self._backoff.succeeded():
             self._warn("the store works again, and is up to date")
@@ -536,13 +545,14 @@ class LeaseHolder:
     one publishes (fencing), and this one ends. Learning needs no lease, so an unavailable store does not stop it.
     """
 
-    def __init__(self, lease: TrainerLease, published_rows: Callable[[], int]) -> None:
+    def __init__(self, lease: TrainerLease, published_rows: Callable[[], int], clock: Clock = SYSTEM) -> None:
         """published_rows: how many examples the last published version had learned; stored with the lease."""
         self._lease = lease
         self._published_rows = published_rows
         self._ended = threading.Event()
         self._lost: StaleEpoch | None = None
-        self._renewed_s = time.monotonic()
+        self._clock = clock
+        self._renewed_s = clock.monotonic()
         self._thread = threading.Thread(target=self._renew_until_ended, name="lease", daemon=True)
 
     def check(self) -> None:
@@ -556,7 +566,7 @@ class LeaseHolder:
         To be called before a write that the store does not fence.
         """
         self.check()
-        if time.monotonic() - self._renewed_s > 2 * self._lease.ttl_s / RENEWALS_A_TERM:
+        if self._clock.monotonic() - self._renewed_s > 2 * self._lease.ttl_s / RENEWALS_A_TERM:
             self._renew()
 
     def __enter__(self) -> LeaseHolder:
@@ -575,7 +585,7 @@ class LeaseHolder:
                 return  # it expires
 
     def _renew_until_ended(self) -> None:
-        while not self._ended.wait(self._lease.ttl_s / RENEWALS_A_TERM):
+        while not self._clock.wait(self._ended, self._lease.ttl_s / RENEWALS_A_TERM):
             try:
                 self._renew()
             except StaleEpoch:
@@ -589,7 +599,7 @@ class LeaseHolder:
         except StaleEpoch as error:
             self._lost = error
             raise
-        self._renewed_s = time.monotonic()
+        self._renewed_s = self._clock.monotonic()
 
 
 def lease_owner(folder: Path) -> str:

@@ -24,6 +24,7 @@ from threading import Condition, Thread
 import numpy as np
 import pyarrow as pa
 
+from model_store.clock import SYSTEM, Clock
 from model_store.errors import SourceUnavailable, StoreUnavailable, UnreadableValue
 from trainer.events.columns import MARK, Wanted, together
 from trainer.events.events import (
@@ -92,6 +93,7 @@ class Reader:
         limit: int,
         sort_bytes: int = 0,
         lateness_us: int = 0,
+        clock: Clock = SYSTEM,
     ) -> None:
         """sort_bytes, lateness_us: see `Merger`."""
         self.source = source
@@ -105,8 +107,9 @@ class Reader:
         self._sort_bytes, self._lateness_us = sort_bytes, lateness_us
         self._unsorted = deque[Chunk]()
         self._last_us, self._has_clock = order_us, True
-        self._idle = _Idle(idle_s)
-        self._skew = _Skew()
+        self._now = clock.monotonic
+        self._idle = _Idle(idle_s, clock)
+        self._skew = _Skew(clock)
         self._back_to_us: int | None = None
         self._lag_at = -np.inf
         self._stopping = False
@@ -255,9 +258,9 @@ class Reader:
         return NEVER_US if self._idle.check(watermark_us, dry) else watermark_us
 
     def _update_lag(self) -> None:
-        if time.monotonic() - self._lag_at < _LAG_EVERY_S:
+        if self._now() - self._lag_at < _LAG_EVERY_S:
             return
-        self._lag_at = time.monotonic()
+        self._lag_at = self._now()
         try:
             lag = self.source.lag()
         except (StoreUnavailable, SourceUnavailable, UnreadableValue):
@@ -321,13 +324,14 @@ def by_time(chunks: Sequence[Chunk], lateness_us: int) -> tuple[list[Chunk], int
 class _Skew:
     """By how much the events' own times and their arrivals differ at most, in the present minute and the one before."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = SYSTEM) -> None:
+        self._now = clock.monotonic
         # By minute: the least and the greatest delay of an impression, the least of any event; in microseconds.
         self._minutes: dict[int, tuple[int, int, int]] = {}
 
     def add(self, events: Events, arrived_us: Int64s) -> None:
         """Take note of the events of a chunk."""
-        minute = int(time.monotonic() // 60)
+        minute = int(self._now() // 60)
         least, most, of_any = self._minutes.get(minute, (NEVER_US, 0, 0))
         delay_us = arrived_us - events.time_us
         shown, timed = events.kind == IMPRESSION, (events.kind == IMPRESSION) | (events.kind == FEEDBACK)
@@ -342,7 +346,7 @@ class _Skew:
 
     def seconds(self) -> tuple[float, float]:
         """How far impressions are behind, and events ahead; a log that is written to a stream later is not behind."""
-        since = int(time.monotonic() // 60) - 1
+        since = int(self._now() // 60) - 1
         recent = [of for each, of in self._minutes.items() if each >= since]
         if not recent:
             return 0.0, 0.0
@@ -353,13 +357,13 @@ class _Skew:
 class _Idle:
     """Detects an idle source: no events for `idle_s` while its watermark did not move."""
 
-    def __init__(self, idle_s: float) -> None:
-        self._idle_s = idle_s
+    def __init__(self, idle_s: float, clock: Clock = SYSTEM) -> None:
+        self._idle_s, self._now = idle_s, clock.monotonic
         self._since: tuple[int, float] | None = None
 
     def check(self, watermark_us: int, dry: bool) -> bool:
         """True if the source is idle. dry: the last read returned nothing."""
-        now = time.monotonic()
+        now = self._now()
         if not dry:
             self.reset()
             return False
@@ -408,6 +412,7 @@ class Merger:
         on_note: Callable[[str], None] = lambda _: None,
         marks: bool = False,
         lateness_us: int | None = None,
+        clock: Clock = SYSTEM,
     ) -> None:
         self.limit_us = NEVER_US
         self._marks = marks
@@ -420,13 +425,14 @@ class Merger:
         self.has_stepped_back = False
         self._readers = [
             Reader(
-                *(source, Parser(wanted, share), self._changed, on_note),
+                *(source, Parser(wanted, share, clock), self._changed, on_note),
                 order_us=int(position.get(ORDER, BEFORE_ALL_US)),
                 idle_s=idle_s,
                 once=once,
                 limit=read_ahead // len(self._sources),
                 sort_bytes=0 if lateness_us is None else SORT_BYTES // len(self._sources),
                 lateness_us=lateness_us or 0,
+                clock=clock,
             )
             for source, position in zip(self._sources, self._starts, strict=True)
         ]

@@ -28,6 +28,7 @@ from server.ranking.request import Received
 from server.ranking.resolve import Call, Resolver
 from server.ranking.scoring_kernels import FIRST_INLINE
 from server.ranking.served import ModelHandle, ServedVersion
+from server.ranking.store_reads import StoredReads
 from trainer.events.columns import Wanted
 from trainer.events.events import IMPRESSION
 from trainer.events.parse import parse
@@ -116,10 +117,10 @@ def query(served: ServedVersion, request: RankRequest, user: StoredUser | None, 
         assert served.plain.read(message) is not None
     else:
         message = Received.of(request)
-    handle = ModelHandle(served.name, LateItems(Nothing()))  # type: ignore[arg-type]
+    handle = ModelHandle(served.name, LateItems(Nothing("")))
     handle.serve(served)
     call = Call(message, "r1", None, handle, served)  # type: ignore[arg-type]
-    return Resolver(None, users).resolve(call)  # type: ignore[arg-type]
+    return Resolver(Nothing(""), users).resolve(call)  # type: ignore[arg-type]
 
 
 class Found:
@@ -132,10 +133,10 @@ class Found:
         return self._user, ()
 
 
-class Nothing:
+class Nothing(StoredReads):
     """A store without items."""
 
-    def items(self, ids: Sequence[str], context: object) -> list[None]:
+    def items(self, ids: Sequence[str], context: object) -> list[dict[str, str] | None]:
         return [None] * len(ids)
 
 

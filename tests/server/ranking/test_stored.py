@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from ftrie.api.client import Client, RankFailed
+from model_store.clock import Clock
 from model_store.errors import StoreError, StoreUnavailable
 from model_store.store import Store
 from server.errors import DeadlinePassed
@@ -23,6 +24,7 @@ from server.ranking.store_reads import (
     Source,
     StoredReads,
 )
+from tests.clocks import ManualClock
 from tests.server import shop
 from tests.stalling import stalled
 from tests.waiting import eventually
@@ -66,15 +68,15 @@ def test_near_its_deadline_a_request_does_not_ask_the_store(store: Store, store_
 
 
 def test_the_breaker_lets_one_caller_try_after_each_pause_and_doubles_it() -> None:
-    clock = [100.0]
-    breaker = Breaker(lambda: clock[0])
+    clock = ManualClock()
+    breaker = Breaker(clock)
     for _ in range(FAILURES_BEFORE_PAUSE):
         assert breaker.pause_s() == 0.0
         breaker.failed()
     pauses = []
     for _ in range(8):
         pauses.append(breaker.pause_s())
-        clock[0] += pauses[-1]
+        clock.advance(pauses[-1])
         assert breaker.pause_s() == 0.0
         assert breaker.pause_s() > 0.0
         breaker.failed()
@@ -90,9 +92,9 @@ def test_threads_that_are_the_first_to_read_share_one_breaker(
     together = threading.Barrier(2)
 
     class Slow(Breaker):
-        def __init__(self) -> None:
+        def __init__(self, clock: Clock) -> None:
             together.wait(20)
-            super().__init__()
+            super().__init__(clock)
 
     def away(*_: object) -> None:
         raise StoreUnavailable("away")
@@ -112,16 +114,15 @@ def test_threads_that_are_the_first_to_read_share_one_breaker(
 
 
 PATIENT: Any = SimpleNamespace(time_remaining=lambda: None)
-NOW = [100.0]
-"""The time, which tests move."""
+CLOCK = ManualClock()
 
 
 @pytest.fixture
 def sets(store: Store, store_url: str) -> Iterator[CandidateSets]:
     store.records.put_candidates("home", ["b", "a"])
-    reads = StoredReads(store_url, budget_s=1.0)
+    reads = StoredReads(store_url, budget_s=1.0, clock=CLOCK)
     reads.connect()
-    yield CandidateSets(reads, lambda: NOW[0])
+    yield CandidateSets(reads)
     reads.close()
 
 
@@ -134,18 +135,18 @@ def test_a_set_is_kept_for_a_moment_then_read_again_and_served_on_while_the_stor
     store.records.put_candidates("none", ["d"])
     assert sets.members("home", PATIENT) == (["b", "a"], [])
     assert sets.members("none", PATIENT) == (None, [])
-    NOW[0] += FRESH_S
+    CLOCK.advance(FRESH_S)
     assert sets.members("home", PATIENT) == (["c"], [])
     assert sets.members("none", PATIENT) == (["d"], [])
     store.client.set("ftrie:candidates:home", "text")
-    NOW[0] += 60.0
+    CLOCK.advance(60.0)
     with stalled(store):
         ids, problems = sets.members("home", PATIENT)
         with pytest.raises(StoreUnavailable):
             sets.members("another", PATIENT)
     assert ids == ["c"]
     assert str(problems[0]).startswith("candidate_set: stale, read 60 s ago: ")
-    NOW[0] += FRESH_S
+    CLOCK.advance(FRESH_S)
     with pytest.raises(StoreError, match="expected a LIST, SET or ZSET"):
         sets.members("home", PATIENT)
 

@@ -11,6 +11,7 @@ from server.sync.store_sync import StoreWatch
 from server.telemetry.meter import Meter, Totals
 from server.telemetry.prometheus import note_status, registry
 from server.telemetry.status import ModelStatus, SupervisorStatus, WorkerState, WorkerStatus
+from tests.clocks import ManualClock
 from tests.stores import Node, await_that
 
 
@@ -46,7 +47,7 @@ def test_ready_follows_the_workers_and_says_why_not(now: SupervisorStatus, reaso
 def test_a_store_of_users_that_is_away_and_a_replica_that_lost_its_primary_are_seen_without_a_request(
     tmp_path: Path,
 ) -> None:
-    meter, totals, clock = Meter(), Totals(), [1000.0]
+    meter, totals, clock = Meter(), Totals(), ManualClock()
 
     def seen(watch: StoreWatch) -> tuple[str, float, float]:
         found = watch.look()
@@ -60,14 +61,14 @@ def test_a_store_of_users_that_is_away_and_a_replica_that_lost_its_primary_are_s
     primary = Node(tmp_path, "primary", {})
     replica = Node(tmp_path, "replica", {"replicaof": f"127.0.0.1 {primary.port}"})
     try:
-        watch = StoreWatch("users", f"redis://127.0.0.1:{replica.port}", lambda: clock[0])
+        watch = StoreWatch("users", f"redis://127.0.0.1:{replica.port}", clock)
         await_that(lambda: replica.client.info("replication")["master_link_status"] == "up", "a replica")
         assert seen(watch)[:2] == ("", 0.0) and seen(watch)[2] < 15
         assert seen(StoreWatch("users", f"redis://127.0.0.1:{primary.port}")) == ("", 0.0, 0.0)
         primary.kill()
         await_that(lambda: replica.client.info("replication")["master_link_status"] == "down", "no link")
         assert seen(watch)[0] == ""
-        clock[0] += 40
+        clock.advance(40)
         problem, away, lag = seen(watch)
         assert "heard nothing from its primary for 4" in problem and away == 0.0 and 40 <= lag < 60
         replica.client.execute_command("ACL", "SETUSER", "default", "-info")

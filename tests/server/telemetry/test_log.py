@@ -10,6 +10,7 @@ import pytest
 import structlog
 
 from server.telemetry.log import OFTEN_LINES, Sparse
+from tests.clocks import ManualClock
 
 FAILING = """
 import structlog
@@ -33,10 +34,9 @@ def test_a_traceback_in_the_log_holds_no_values_of_a_request() -> None:
 
 
 def test_a_version_a_second_leaves_a_line_a_minute_that_counts_the_others() -> None:
-    clock, written = [0.0], list[structlog.typing.EventDict]()
-    sparse = Sparse(lambda: clock[0])
+    clock, written = ManualClock(), list[structlog.typing.EventDict]()
+    sparse = Sparse(clock)
     for second in range(600):
-        clock[0] = float(second)
         for model in ("ads", "shop"):
             try:
                 written.append(
@@ -44,11 +44,12 @@ def test_a_version_a_second_leaves_a_line_a_minute_that_counts_the_others() -> N
                 )
             except structlog.DropEvent:
                 assert second >= OFTEN_LINES
+        clock.advance(1.0)
     lines = [line for line in written if line["model"] == "ads"]
     assert len(written) == 2 * len(lines) and len(lines) == OFTEN_LINES + 9
     assert sum(line.get("unlogged", 0) for line in lines) + len(lines) == lines[-1]["version"] + 1
     assert all(sparse(None, "error", {"event": "version refused"}) for _ in range(100))
-    clock[0] += 3600.0
+    clock.advance(3600.0)
     with pytest.raises(structlog.DropEvent):
         for _ in range(OFTEN_LINES + 1):
             sparse(None, "info", {"event": "serving", "model": "ads"})
