@@ -2,7 +2,7 @@
 -- trainer with a lower epoch, whether or not its lease is still valid.
 --
 -- KEYS  1 trainer HASH · 2 epoch STRING
--- ARGV  1 "take", "renew", "release", or "look", which changes nothing · 2 owner · 3 epoch, 0 to take or look
+-- ARGV  1 "take", "renew", "release", or "look", which takes nothing · 2 owner · 3 epoch, 0 to take or look
 --       4 duration, ms · 5 host · 6 process · 7 rows
 --
 -- Returns {"ok", epoch, the rows this owner passed last, 1 if the store had lost the lease being renewed}
@@ -18,6 +18,12 @@ if junk then
   return junk
 end
 local now = now_ms()
+-- The clock has been set back: the lease counts as renewed now, or it would be valid until the clock is there again. Its
+-- holder renews it in less than a term.
+if there.owner and there.seen_ms > now then
+  there.until_ms, there.seen_ms = now + math.max(0, there.until_ms - there.seen_ms), now
+  redis.call('HSET', KEYS[1], 'until_ms', string.format('%.0f', there.until_ms), 'seen_ms', string.format('%.0f', now))
+end
 
 local same, rows, lost = there.owner == owner, ARGV[7], 0
 -- An owner of the same name is the same trainer after a crash: it need not wait until its own lease expires.

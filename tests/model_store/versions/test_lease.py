@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -116,6 +117,21 @@ def test_a_store_that_lost_data_or_is_days_behind_costs_nobody_the_lease(
     with pytest.raises(LeaseHeld):
         lease(store, "b").take()
     assert lease(store, "a").take() > holder.epoch
+
+
+@pytest.mark.parametrize("verb", ["take", "refuse_while_held"])
+def test_a_store_whose_clock_was_set_back_an_hour_keeps_a_dead_trainers_lease_for_a_term_only(
+    store: Store, verb: str
+) -> None:
+    dead, spare = lease(store, "a", 0.2), lease(store, "b")
+    dead.take()
+    for name in ("seen_ms", "until_ms"):
+        store.client.hincrby(dead.keys[0], name, 3_600_000)
+    ask = getattr(spare, verb)
+    with pytest.raises(LeaseHeld):
+        ask()
+    time.sleep(0.25)
+    ask()
 
 
 def test_who_slept_while_the_store_was_emptied_finds_its_successor(store: Store) -> None:
