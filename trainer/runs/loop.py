@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
@@ -52,6 +53,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 ACTIVE = "active"
 BLOCKS_FILE = "blocks"
 _INDEX, _METRICS = "passes.index", "passes.metrics."
+_version = cache(version)  # it reads files, which a checkpoint every second need not
 
 
 class LearningLoop:
@@ -108,7 +110,7 @@ class LearningLoop:
     def description(self) -> Description:
         """The description of a checkpoint of this moment."""
         return Description(
-            ftrie=version("ftrie"),
+            ftrie=_version("ftrie"),
             created=now().isoformat(),
             spec=self._spec.to_json(),
             resolved=self.model.spec.to_json(),
