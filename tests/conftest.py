@@ -31,6 +31,7 @@ FIRST = (
     "tests/chaos/",
     "tests/degradation/",
     "tests/integration/",
+    "tests/loop/",
     "tests/model_store/",
     "tests/ftrie/test_sklearn.py",
     "tests/ftrie/commands/",
@@ -42,6 +43,7 @@ FIRST = (
 """What takes longest, so that no process is left with it at the end; `--processor-time` shows it."""
 APART = (
     "tests/integration/test_junk_in_the_store.py::test_more",
+    "tests/loop/test_loop.py::test_more",
     "tests/repository/test_tutorials.py::",
     "tests/repository/test_typed_commands.py::",
 )
@@ -75,6 +77,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=float(os.environ.get("FTRIE_CHAOS_SECONDS", "12")),
         help="how long tests/chaos kills processes under traffic (default 12, or FTRIE_CHAOS_SECONDS)",
     )
+    parser.addoption("--loop-seed", type=int, help="the only seed that tests/loop runs, with its trace")
     parser.addoption("--chaos-seed", type=int, default=1, help="which processes tests/chaos kills, and when")
     parser.addoption(
         "--fuzz-cases",
