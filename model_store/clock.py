@@ -43,3 +43,14 @@ class SystemClock:
 
 
 SYSTEM: Clock = SystemClock()
+
+
+class NeverBack:
+    """The wall clock, but for steps back: what refuses times of the future must not refuse the present after one."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._began_s = clock, clock.time() - clock.monotonic()
+
+    def time(self) -> float:
+        """The wall clock's time, or what has passed since it was first looked at, whichever is later."""
+        return max(self._clock.time(), self._began_s + self._clock.monotonic())

@@ -123,17 +123,18 @@ class _Watch(Generic[S]):
     def _totals_and_rates(self, address: str) -> tuple[float, Samples, Samples]:
         """When /metrics was read, its totals, and their rates since OVER_S seconds before."""
         totals = samples_of(fetched(address, "/metrics").decode())
-        at = time.time()
-        self._before.append((at, totals))
+        # Rates by the one that nobody sets.
+        at, now_s = time.time(), time.monotonic()
+        self._before.append((now_s, totals))
         # One that is at least OVER_S old is kept, so that rates are of the whole time.
-        while len(self._before) > 2 and self._before[1][0] <= at - OVER_S:
+        while len(self._before) > 2 and self._before[1][0] <= now_s - OVER_S:
             self._before.popleft()
         began, first = self._before[0]
-        if at - began < LEAST_S:  # a single call would look like many a second
+        if now_s - began < LEAST_S:  # a single call would look like many a second
             return at, totals, {}
         rates = {
             name: {
-                key: grown(first.get(name, {}).get(key, 0.0), total) / (at - began)
+                key: grown(first.get(name, {}).get(key, 0.0), total) / (now_s - began)
                 for key, total in series.items()
             }
             for name, series in totals.items()

@@ -141,13 +141,14 @@ class Recent:
     def __init__(self, feed: Feed, model: str) -> None:
         self._feed, self._model, self._lock = feed, model, Lock()
         self._traffic: RecentTraffic | None = None
+        self._read_s = 0.0
         self._served: tuple[float, Served] | None = None
 
     def traffic(self) -> RecentTraffic:
         """The latest impressions. Raises FtrieError, InputError if there are none."""
         with self._lock:
-            if self._traffic is None or time.time() - self._traffic.at > RENEWED_S:
-                self._traffic = self._read()
+            if self._traffic is None or time.monotonic() - self._read_s > RENEWED_S:
+                self._traffic, self._read_s = self._read(), time.monotonic()
             return self._traffic
 
     def served(self) -> Served:

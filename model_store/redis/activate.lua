@@ -56,7 +56,7 @@ end
 -- A writer that began after the trainer is refused only while the trainer lives. An operator is not.
 if fence > 0 and epoch > fence and ARGV[5] == 'writer' then
   local now = now_ms()
-  if now < lease.until_ms then
+  if is_valid(KEYS[5], lease, now) then
     return {'held', lease.host, lease.process, now - lease.seen_ms}
   end
 end

@@ -81,3 +81,13 @@ local function now_ms()
   local time = redis.call('TIME')
   return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 end
+
+-- True until a lease ends. If the store's clock was set back since it was renewed, its term begins again: else a trainer
+-- that died would hold the model for as long as the clock was set back.
+local function is_valid(key, lease, now)
+  if lease.seen_ms > now then
+    lease.until_ms, lease.seen_ms = now + lease.until_ms - lease.seen_ms, now
+    redis.call('HSET', key, 'until_ms', string.format('%.0f', lease.until_ms), 'seen_ms', string.format('%.0f', now))
+  end
+  return now < lease.until_ms
+end

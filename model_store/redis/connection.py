@@ -272,6 +272,12 @@ class StoreConnection:
         except RedisError as error:
             raise self.translated(error, key) from error
 
+    def now_us(self, key: str) -> int:
+        """The clock of the store, of the server that holds this key: microseconds since 1970."""
+        with self.answers():
+            seconds, micros = self.at(key).time()
+        return int(seconds) * 1_000_000 + int(micros)
+
     def script(self, name: str) -> Script:
         """The Lua script of this name in this folder, ready to run."""
         return Script(self, name)

@@ -18,16 +18,10 @@ if junk then
   return junk
 end
 local now = now_ms()
--- The clock has been set back: the lease counts as renewed now, or it would be valid until the clock is there again. Its
--- holder renews it in less than a term.
-if there.owner and there.seen_ms > now then
-  there.until_ms, there.seen_ms = now + math.max(0, there.until_ms - there.seen_ms), now
-  redis.call('HSET', KEYS[1], 'until_ms', string.format('%.0f', there.until_ms), 'seen_ms', string.format('%.0f', now))
-end
 
 local same, rows, lost = there.owner == owner, ARGV[7], 0
 -- An owner of the same name is the same trainer after a crash: it need not wait until its own lease expires.
-local others = there.owner and not same and now < there.until_ms
+local others = there.owner and not same and is_valid(KEYS[1], there, now)
 if (verb == 'take' or verb == 'look') and others then
   return {'held', there.host, there.process, now - there.seen_ms}
 end

@@ -155,8 +155,7 @@ class EventStream:
 
     def _oldest_ms(self) -> int:
         """The oldest time to keep, by the store's clock, which also makes the ids."""
-        seconds, micros = self._client.time()
-        return max(0, int((seconds + micros / 1e6 - self.age_s) * 1000))
+        return max(0, int(self._store.now_us(self.key) / 1000 - self.age_s * 1000))
 
 
 def entry_id(text: bytes) -> EntryId:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from model_store.bounded import is_finite, is_text, json_names, json_object
@@ -310,7 +310,7 @@ class StoredExperiment:
             try:
                 after = replace(edit(before), revision=before.revision)
                 if after.assignment != before.assignment:
-                    after = replace(after, assigned=now(self._store.clock))
+                    after = replace(after, assigned=self._now())
                 after = self.write(after)
             except ExperimentChanged:
                 if attempt == ATTEMPTS - 1:
@@ -325,9 +325,14 @@ class StoredExperiment:
         before = None
         with suppress(StoreError):  # an unreadable one
             before = self.read()
-        after = self._put(Experiment(assigned=now(self._store.clock)), ANY)
+        after = self._put(Experiment(assigned=self._now()), ANY)
         self._record(by, before or Experiment(), after, "clear")
         return after
+
+    def _now(self) -> datetime:
+        # Compared with the minutes of answers, which are dated by the store's clock: an operator's machine that is an
+        # hour behind would count an hour of the former division as the new one's.
+        return datetime.fromtimestamp(self._store.now_us(self._keys.experiment) // 1_000_000, UTC)
 
     def _put(self, experiment: Experiment, revision: str) -> Experiment:
         # The time of this machine, for readers only: the revision decides what is later.

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from model_store.errors import UnreadableValue
 from model_store.keys import ModelKeys, Report, record, silent
@@ -61,9 +61,21 @@ class GuardRecords:
 
     def now_us(self) -> int:
         """The store's clock, microseconds since 1970."""
-        with self._store.answers():
-            seconds, micros = self._client.time()
-        return int(seconds) * 1_000_000 + int(micros)
+        return self._store.now_us(self._keys.guard)
+
+    def dated(self) -> tuple[GuardRecord, int]:
+        """The record, and the present by the store's clock, which no time of the record is ahead of.
+
+        If that clock was set back, the times ahead of it become the present one, also in the store: a cooldown begins
+        again, and new answers are evidence. Else neither would be so for as long as the clock was set back.
+        """
+        found, now_us = self.record(), self.now_us()
+        fits = replace(found, when_us=min(found.when_us, now_us), since_us=min(found.since_us, now_us))
+        if fits != found:
+            with self._store.answers():
+                times = {"when_us": fits.when_us, "since_us": fits.since_us}
+                self._client.hset(self._keys.guard, mapping=times)
+        return fits, now_us
 
     def count_refused(self) -> None:
         """Count one more refused version."""

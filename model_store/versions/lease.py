@@ -68,7 +68,8 @@ class TrainerLease:
         answer = self._ask("renew", self.epoch)
         self._checked(answer)
         # lease.lua has restored the record. Other data may be lost too, which the trainer learns by this count.
-        self.losses += answer[3]
+        if answer[3]:  # not += of 0, which may undo that of another thread
+            self.losses += 1
 
     def release(self) -> None:
         """End the lease now. Raises StaleEpoch if another trainer has it."""

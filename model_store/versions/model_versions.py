@@ -80,9 +80,6 @@ HISTORY = 100
 KEEP = 5
 THINNED = ((60.0, 5), (3_600.0, 6), (86_400.0, 3))
 """Periods, in seconds, of each of which gc keeps a snapshot, and how many periods."""
-# Members are ordered by time, and some may be unreadable: hence several, to find the highest number.
-NEWEST = 10
-"""How many of the latest versions are examined for the highest number."""
 
 
 class ModelVersions:
@@ -516,11 +513,8 @@ class ModelVersions:
 
     def _next_version(self) -> int:
         """A number above all existing versions, even if the sequence was set back."""
-        with self._store.answers(self.keys.versions):
-            newest = self._client.zrevrange(self.keys.versions, 0, NEWEST)
-        return self._count(
-            self.keys.sequence, max(version_numbers(self.keys.versions, newest, self._report), default=0)
-        )
+        # Of all: they are ordered by time, and those of a clock that was ahead come last.
+        return self._count(self.keys.sequence, max(self._numbers(), default=0))
 
     def _next_epoch(self) -> int:
         """An epoch above all earlier ones, even if the counter was set back."""
@@ -652,7 +646,7 @@ class ModelVersions:
             infos = self.versions()
             wanted = {*numbers[-(keep or KEEP) :], *filter(None, spared)}
             if keep is None:
-                wanted |= _thinned(infos, self._store.clock.time())
+                wanted |= _thinned(infos)
             kept = wanted | needed_by(wanted, parents_of(infos))
             # The parents of a damaged version are unknown, and it may be repaired: keep everything older.
             damaged = max(
@@ -763,16 +757,22 @@ def shown_numbers(versions: Sequence[int]) -> str:
     return ", ".join(map(str, versions)) or "none"
 
 
-def _thinned(infos: Sequence[VersionInfo], now_s: float) -> set[int]:
-    """The first snapshot of each period of THINNED that can be served."""
+def _thinned(infos: Sequence[VersionInfo]) -> set[int]:
+    """The first snapshot that can be served of each period of THINNED, back from the newest one."""
     found: dict[tuple[float, int], int] = {}
-    for info in infos:
-        # Snapshots only: a delta would keep its chain, and damaged versions have no kind.
-        if info.kind == SNAPSHOT and not info.refused:
-            for length_s, most in THINNED:
-                ago = int(now_s // length_s) - int(info.published.timestamp() // length_s)
-                if 0 <= ago < most:
-                    found.setdefault((length_s, ago), info.version)
+    # Snapshots only: a delta would keep its chain, and damaged versions have no kind.
+    times = {
+        each.version: each.published.timestamp()
+        for each in infos
+        if each.kind == SNAPSHOT and not each.refused
+    }
+    # Not back from the present, so that a machine whose clock is ahead collects nothing that is new.
+    now_s = times[max(times)] if times else 0.0
+    for version, published_s in times.items():
+        for length_s, most in THINNED:
+            ago = int(now_s // length_s) - int(published_s // length_s)
+            if 0 <= ago < most:
+                found.setdefault((length_s, ago), version)
     return set(found.values())
 
 

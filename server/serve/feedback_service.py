@@ -22,7 +22,7 @@ from ctr.v1.feedback_pb2 import (
     ReportRequest,
     ReportResponse,
 )
-from model_store.clock import SYSTEM, Clock
+from model_store.clock import SYSTEM, Clock, NeverBack
 from model_store.keys import MAX_ID_BYTES
 from model_store.store import Store
 from model_store.streams.feedback import AGE_S, LENGTH, MOST_EVENTS, Event, Feedback, Kind, Reported
@@ -87,7 +87,7 @@ class FeedbackService:
         self._models = models
         self._meter = meter
         self._length, self._age_s = length, age_s
-        self._source = Source(url, WAIT_S, clock)
+        self._source, self._clock = Source(url, WAIT_S, clock), NeverBack(clock)
         self._feedback: Feedback | None = None
         self._lock = threading.Lock()
         self.draining = False
@@ -133,7 +133,7 @@ class FeedbackService:
         model = served_name(request.model, self._models)
         if not 0 < len(request.events) <= MOST_EVENTS:
             raise InvalidRequest("events", f"got {len(request.events)}, expected 1 to {MOST_EVENTS:,}")
-        events, rejected = read(request.events, self._source.clock.time())
+        events, rejected = read(request.events, self._clock.time())
         reported = self._written(model, events, context)
         for result, number in zip(
             ("accepted", "duplicate", "rejected"), (*reported, len(rejected)), strict=True

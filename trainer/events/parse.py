@@ -26,7 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from model_store.clock import SYSTEM, Clock
+from model_store.clock import SYSTEM, Clock, NeverBack
 from trainer.events.columns import (
     BUCKET,
     CONTEXT,
@@ -82,7 +82,7 @@ class Parser:
     """Parses the chunks of one source; with a `share`, only the events of that partition."""
 
     def __init__(self, wanted: Wanted, share: PartitionShare | None = None, clock: Clock = SYSTEM) -> None:
-        self._wanted, self._clock = wanted, clock
+        self._wanted, self._clock = wanted, NeverBack(clock)
         self._share = share
         self._blocks = BlockReader(wanted)
 

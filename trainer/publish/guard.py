@@ -143,9 +143,8 @@ class Guard:
 
     def _cooldown(self, bounds: GuardSection) -> str:
         """Why nothing is activated during the cooldown after a rollback; empty otherwise."""
-        records = self._versions.guard
-        last = records.record()
-        left_s = last.when_us / 1e6 + bounds.cooldown_s - records.now_us() / 1e6 if last.when_us else 0.0
+        last, now_us = self._versions.guard.dated()
+        left_s = (last.when_us - now_us) / 1e6 + bounds.cooldown_s if last.when_us else 0.0
         if left_s <= 0.0:
             return ""
         return (

@@ -76,7 +76,7 @@ class RollbackWatch:
         active = self._versions.known_active()
         if active is None:
             return None
-        record = self._versions.guard.record()
+        record, now_us = self._versions.guard.dated()
         evidence = evidence_since(record.since_us)
         if record.since_us != self._since_us:
             self._since_us, self._before = record.since_us, {}
@@ -94,8 +94,7 @@ class RollbackWatch:
         if crossed is None:
             self._begin(active, record.candidate, evidence)
             return None
-        ends_us = record.when_us + bounds.cooldown_s * 1_000_000
-        if record.when_us and self._versions.guard.now_us() < ends_us:
+        if record.when_us and now_us < record.when_us + bounds.cooldown_s * 1_000_000:
             return None
         band = bounds.online_calibration
         reason = (

@@ -552,7 +552,6 @@ class LeaseHolder:
         self._ended = threading.Event()
         self._lost: StaleEpoch | None = None
         self._clock = clock
-        self._renewed_s = clock.monotonic()
         self._thread = threading.Thread(target=self._renew_until_ended, name="lease", daemon=True)
 
     def check(self) -> None:
@@ -561,13 +560,12 @@ class LeaseHolder:
             raise self._lost
 
     def confirm(self) -> None:
-        """Renew now if that is overdue, as after the process was suspended. Raises StaleEpoch, StoreUnavailable.
+        """Renew now. Raises StaleEpoch, StoreUnavailable. To be called before a write that the store does not fence.
 
-        To be called before a write that the store does not fence.
+        Not only if that is overdue: the clock of a machine that was suspended does not say so.
         """
         self.check()
-        if self._clock.monotonic() - self._renewed_s > 2 * self._lease.ttl_s / RENEWALS_A_TERM:
-            self._renew()
+        self._renew()
 
     def __enter__(self) -> LeaseHolder:
         self._thread.start()
@@ -599,7 +597,6 @@ class LeaseHolder:
         except StaleEpoch as error:
             self._lost = error
             raise
-        self._renewed_s = self._clock.monotonic()
 
 
 def lease_owner(folder: Path) -> str:

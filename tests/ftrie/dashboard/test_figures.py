@@ -39,6 +39,7 @@ from ftrie.draw.charts import SERIES, intervals
 from model_store.store import Store
 from model_store.versions.online_metrics import OnlineCell
 from server.telemetry.prometheus import MetricsPage
+from tests.clocks import ManualClock
 from tests.model_store import models
 from tests.server import shop
 from tests.waiting import eventually
@@ -162,20 +163,21 @@ def test_rates_are_of_what_was_counted_between_two_reads_also_where_there_is_a_p
     health = {"ready": True, "models": [{"name": "shop", "version": 3}]}
     page = MetricsPage("127.0.0.1", 0, registry, lambda: health)
     try:
-        watch = ServerWatch(page.address)
+        watch, clock = ServerWatch(page.address), ManualClock()
+        monkeypatch.setattr(scrape, "time", clock)
         watch.scrape()
         assert not watch.state.problem and watch.state.models == [{"name": "shop", "version": 3}]
         for _ in range(30):
             calls.labels("shop").observe(0.0015)
         errors.labels("shop").inc(6)
-        began = watch.state.at
         watch.scrape()
         assert not watch.state.rates and not watch.state.moments  # too soon: a call would be many a second
-        time.sleep(scrape.LEAST_S)
+        clock.advance(scrape.LEAST_S)
+        clock.jump(-3600.0)
         watch.scrape()
         state = watch.state
         assert state.total("ftrie_errors_total") == 6
-        between = state.moments[0].at - began
+        between = scrape.LEAST_S
         assert math.isclose(state.rate("ftrie_errors_total", model="shop") * between, 6.0)
         assert state.rate("ftrie_errors_total", model="other") == 0.0
         assert math.isclose(state.moments[-1].calls * between, 30.0)

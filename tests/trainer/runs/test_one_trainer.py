@@ -7,13 +7,9 @@ from pathlib import Path
 import pytest
 
 from ftrie.cli import run
-from model_store.errors import LeaseHeld, StaleEpoch
 from model_store.store import Store
-from model_store.versions.lease import TrainerLease
 from tests.trainer.runs.running import NAME, Trainer, command_of, once
-from tests.waiting import eventually
 from tests.worlds import event_logs
-from trainer.runs.trainer import LeaseHolder
 
 
 @pytest.fixture
@@ -61,23 +57,3 @@ def test_one_that_does_not_publish_leaves_letters_and_online_metrics_to_the_mode
     assert once(tmp_path, store_url, "--no-publish", state="trial")["dead_letters"] == 1
     assert streams.dead_letters(NAME).last() == 1
     assert list(streams.client.scan_iter(match=f"ftrie:{{{NAME}}}:outcomes:*"))
-
-
-def test_one_whose_lease_is_overdue_asks_before_it_writes_what_no_fence_holds_back(store: Store) -> None:
-    asleep, other = (store.trainer_lease(NAME, name) for name in ("asleep", "other"))
-    asleep.ttl_s = 0.01
-    holder = LeaseHolder(asleep, lambda: 0)  # not entered: nothing renews it
-    asleep.take()
-    eventually(lambda: taken(other), "the lease to run out")
-    with pytest.raises(StaleEpoch, match="another trainer has taken over"):
-        holder.confirm()
-    with pytest.raises(StaleEpoch):
-        holder.check()
-
-
-def taken(lease: TrainerLease) -> bool:
-    try:
-        lease.take()
-    except LeaseHeld:
-        return False
-    return True
