@@ -140,6 +140,7 @@ class Simulation(Failing):
         self._monotonic_s, self._wall_s = 1000.0, START_S - 1000.0
         self._turns = 0
         self._tasks: list[Task] = []
+        self._threads: list[threading.Thread] = []
         self._of_thread: dict[int, Task] = {}
         self._real = threading.local()
         self._scripts: dict[bytes, bytes] = {}
@@ -243,6 +244,7 @@ class Simulation(Failing):
         thread.__dict__["task"] = task
         self.outside(lambda: _start(thread))
         self._tasks.append(task)
+        self._threads.append(thread)
         return task
 
     def _check_alive(self, task: Task) -> None:
@@ -409,6 +411,10 @@ class Simulation(Failing):
             self.block(lambda: len(self._tasks) == 1)
         super().__exit__(*_)
         Simulation.now = None
+        for (
+            thread
+        ) in self._threads:  # what has ended for the simulation still holds what it used, for a moment
+            _join(thread, 10.0)
 
 
 def _simulated_start(thread: threading.Thread) -> None:
