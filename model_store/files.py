@@ -11,6 +11,7 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from errno import EACCES, EPERM, EROFS
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,20 +19,25 @@ from model_store.errors import OutputError, StoreError
 
 
 def lock(path: Path, operation: int) -> int:
-    """Open `path` and flock it. Each call takes a separate lock, even within one process."""
+    """Open `path` and flock it. Each call takes a separate lock, even within one process.
+
+    Raises StoreError if it cannot, BlockingIOError if another has it and `operation` does not wait.
+    """
     try:
         # flock belongs to the open file: no other close of the same file gives the lock up, as with fcntl.
         # O_CLOEXEC: a child that inherited it would hold it too (`embedded` passes one on by `pass_fds`).
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise StoreError(
-            f"cannot open {path}: {error.strerror}; the directory of an embedded store must be writable"
-        ) from error
+        remedy = f"; {path.parent} must be writable" if error.errno in (EACCES, EPERM, EROFS) else ""
+        raise StoreError(f"cannot open {path}: {error.strerror}{remedy}") from error
     try:
         fcntl.flock(fd, operation)
-    except OSError:
+    except BlockingIOError:
         os.close(fd)
         raise
+    except OSError as error:
+        os.close(fd)
+        raise StoreError(f"cannot lock {path}: {error.strerror}") from error
     return fd
 
 

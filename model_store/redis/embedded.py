@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,12 +74,15 @@ class EmbeddedValkey:
         if not self.directory.exists():
             os.close(users_fd)
             return
-        with locked(self.directory / "start.lock"):
-            # First: flock belongs to the open file, so our own hold would count as another user. Under start.lock
-            # nobody joins between this check and the stop.
-            os.close(users_fd)
-            if not is_held(self.directory / "users.lock"):
-                stop(self.directory, self.socket)
+        with ExitStack() as stack:
+            stack.callback(os.close, users_fd)
+            # Where a lock cannot be had, as without a free descriptor, the guardian stops a server that nobody uses.
+            with suppress(StoreError), locked(self.directory / "start.lock"):
+                # First: flock belongs to the open file, so our own hold would count as another user. Under start.lock
+                # nobody joins between this check and the stop.
+                stack.close()
+                if not is_held(self.directory / "users.lock"):
+                    stop(self.directory, self.socket)
 
 
 def _prepare(directory: Path) -> Path:
@@ -197,6 +200,8 @@ def _launch(command: list[str], home: Path, held: int) -> None:
                 start_new_session=True,  # not reached by Ctrl-C in this terminal
                 check=False,
             )
+    except OSError as error:
+        raise StoreError(f"the store in {home} cannot be started: {error.strerror}") from error
     finally:
         # The server and its guardian inherited it: the lock lasts until the last copy is closed.
         os.close(held)

@@ -15,6 +15,7 @@ import os
 import queue
 import random
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -40,6 +41,10 @@ MOST_TURNS = 100_000
 STAYS = 0.85
 """How often a thread goes on after a system call, rather than another one."""
 KILL = "kill"
+REFUSAL_TEXTS = {
+    "OOM": b"-OOM command not allowed when used memory > 'maxmemory'.\r\n",
+    "READONLY": b"-READONLY You can't write against a read only replica.\r\n",
+}
 NEVER = float("inf")
 
 _allocate = threading._allocate_lock  # type: ignore[attr-defined]
@@ -145,6 +150,7 @@ class Simulation(Failing):
         self._real = threading.local()
         self._scripts: dict[bytes, bytes] = {}
         self._last_ms: dict[bytes, int] = {}
+        self._answers: dict[int, bytes] = {}
 
     # -- the clock
 
@@ -306,6 +312,25 @@ class Simulation(Failing):
 
     def _sending(self, real: Callable[..., Any]) -> Callable[..., Any]:
         return super()._sending(lambda wire, data, *flags: real(wire, self._timed(bytes(data)), *flags))
+
+    def _refused(self, wire: socket.socket, data: Any, failure: str) -> bool:
+        """Answered here: the store itself would refuse the other processes too."""
+        self._answers[wire.fileno()] = REFUSAL_TEXTS[failure] * len(parsed(bytes(data)) or ())
+        return True
+
+    def _receiving(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        receive = super()._receiving(real)
+
+        def call(wire: socket.socket, *words: Any) -> Any:
+            answer = self._answers.pop(wire.fileno(), None)
+            if answer is None:
+                return receive(wire, *words)
+            if isinstance(words[0], int):
+                return answer
+            words[0][: len(answer)] = answer
+            return len(answer)
+
+        return call
 
     # -- the store's clock
 

@@ -2,7 +2,8 @@
 
 The shim is below everything of ours: files opened for writing, the functions of `os` that change files, `fcntl.flock`,
 and the sockets to a store. What C code does by itself (Arrow's own files, memory maps) is not seen, and reads of files
-do not fail: damaged files have tests of their own. EINTR is not among the failures, since Python repeats the call.
+do not fail: damaged files have tests of their own. EINTR is not among the failures: Python repeats each of these calls
+(PEP 475). A store that refuses does so itself: it is made full (maxmemory), or a replica, and back.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import builtins
 import errno
 import fcntl
+import gc
 import io
 import os
 import socket
@@ -19,6 +21,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
+
+from redis import Redis
 
 Call = str
 """What a call does: one of FAILURES."""
@@ -32,7 +36,7 @@ FAILURES: dict[Call, tuple[str, ...]] = {
     "resize": ("ENOSPC",),
     "lock": ("ENOLCK",),
     "connect": ("ECONNREFUSED",),
-    # Nothing of it arrives, or the store refuses each of the commands.
+    # Nothing of it arrives, or the store refuses the commands that write.
     "send": ("ECONNRESET", "OOM", "READONLY"),
     # The store has done it; the answer is lost, or late.
     "receive": ("ECONNRESET", "timeout"),
@@ -40,16 +44,21 @@ FAILURES: dict[Call, tuple[str, ...]] = {
 """How each call can fail. `short`: half of the bytes are written, which is no error: the caller must write the rest."""
 
 REFUSALS = {
-    "OOM": b"-OOM command not allowed when used memory > 'maxmemory'.\r\n",
-    "READONLY": b"-READONLY You can't write against a read only replica.\r\n",
+    "OOM": (("CONFIG", "SET", "maxmemory", "1"), ("CONFIG", "SET", "maxmemory", "0")),
+    "READONLY": (("REPLICAOF", "127.0.0.1", "1"), ("REPLICAOF", "NO", "ONE")),
 }
+"""How a store is made to refuse, and to take writes again. A replica of nothing keeps its data."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """The call number `at`, counted from 0, fails in this way; `for_good`: and so does each later one of its kind."""
+    """The call number `at`, counted from 0, fails in this way; `for_good`: and so does each later one of its kind.
+
+    Where the calls are not quite the same the next time, the first of this kind from there on.
+    """
 
     at: int
+    kind: Call
     failure: str
     for_good: bool = False
 
@@ -60,13 +69,13 @@ class Failing:
     calls: the kinds of the calls so far, of all threads, in order. met: whether the fault has happened.
     """
 
-    def __init__(self, fault: Fault | None = None) -> None:
+    def __init__(self, fault: Fault | None = None, store: Redis[bytes] | None = None) -> None:
+        """store: that whose clients meet it; needed where it refuses."""
         self.calls: list[Call] = []
         self.met = False
-        self._fault = fault
-        self._kind: Call | None = None
+        self._fault, self._store = fault, store
+        self._is_refusing = self._is_ours = False
         self._lock = threading.Lock()
-        self._answers: dict[int, bytes] = {}
         self._patches = ExitStack()
 
     def __enter__(self) -> Failing:
@@ -109,25 +118,32 @@ class Failing:
             (socket.socket, "sendall", self._sending(socket.socket.sendall)),
             (socket.socket, "send", self._sending(socket.socket.send)),
             (socket.socket, "recv", self._receiving(socket.socket.recv)),
-            (socket.socket, "recv_into", self._receiving_into(socket.socket.recv_into)),
+            (socket.socket, "recv_into", self._receiving(socket.socket.recv_into)),
         ):
             self._patches.enter_context(patch.object(module, name, replacement))
         return self
 
     def __exit__(self, *_: object) -> None:
         self._patches.close()
+        self._refuse(False)
+
+    def _refuse(self, is_refusing: bool) -> None:
+        """Make the store refuse what writes, or take it again. These calls are not counted."""
+        if is_refusing != self._is_refusing:
+            assert self._fault is not None and self._store is not None
+            self._is_ours = True
+            self._store.execute_command(*REFUSALS[self._fault.failure][0 if is_refusing else 1])
+            self._is_ours, self._is_refusing = False, is_refusing
 
     def _fail(self, kind: Call) -> str | None:
         """Count a call; raises the error of its fault, or returns a fault that is not an error of the call."""
+        if self._is_ours:
+            return None
         with self._lock:
             number = len(self.calls)
             self.calls.append(kind)
             fault = self._fault
-            if fault is None:
-                return None
-            if number == fault.at:
-                self._kind = kind
-            elif not (fault.for_good and self._kind == kind and number > fault.at):
+            if fault is None or kind != fault.kind or number < fault.at or (self.met and not fault.for_good):
                 return None
             self.met = True
         if fault.failure in REFUSALS or fault.failure == "short":
@@ -161,30 +177,24 @@ class Failing:
 
     def _sending(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(wire: socket.socket, data: Any, *flags: int) -> Any:
-            refused = self._fail("send")
-            if refused is None:
-                return real(wire, data, *flags)
-            self._answers[wire.fileno()] = REFUSALS[refused] * _commands_in(bytes(data))
-            return None
+            failure = self._fail("send")
+            is_answered = failure is not None and self._refused(wire, data, failure)
+            return None if is_answered else real(wire, data, *flags)
 
         return call
 
-    def _receiving(self, real: Callable[..., bytes]) -> Callable[..., bytes]:
-        def call(wire: socket.socket, *words: Any) -> bytes:
-            if answer := self._answers.pop(wire.fileno(), None):
-                return answer
-            self._fail("receive")
-            return real(wire, *words)
+    def _refused(self, wire: socket.socket, data: Any, failure: str) -> bool:
+        """Have the store refuse this; True if the answers are there and nothing is to be sent."""
+        self._refuse(True)
+        return False
 
-        return call
-
-    def _receiving_into(self, real: Callable[..., int]) -> Callable[..., int]:
-        def call(wire: socket.socket, buffer: Any, *words: Any) -> int:
-            if answer := self._answers.pop(wire.fileno(), None):
-                buffer[: len(answer)] = answer
-                return len(answer)
+    def _receiving(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(wire: socket.socket, *words: Any) -> Any:
             self._fail("receive")
-            return real(wire, buffer, *words)
+            answer = real(wire, *words)
+            if self._is_refusing and not self._is_ours and self._fault and not self._fault.for_good:
+                self._refuse(False)
+            return answer
 
         return call
 
@@ -221,31 +231,24 @@ class Failing:
         return io.TextIOWrapper(buffered, encoding, errors, newline, line_buffering=buffering == 1)
 
 
-def _commands_in(data: bytes) -> int:
-    """How many commands a packed request has: each begins with its number of words."""
-    at = count = 0
-    while at < len(data):
-        end = data.index(b"\r\n", at)
-        words = int(data[at + 1 : end])
-        at, count = end + 2, count + 1
-        for _ in range(words):
-            end = data.index(b"\r\n", at)
-            at = end + 2 + int(data[at + 1 : end]) + 2
-    return count
-
-
 @contextmanager
-def nothing_left(folder: os.PathLike[str] | str | None = None) -> Iterator[None]:
-    """Fails if the block leaves threads, descriptors, or files with a temporary name."""
+def nothing_left() -> Iterator[None]:
+    """Fails if the block leaves threads or descriptors."""
     fds, threads = set(os.listdir("/proc/self/fd")), set(threading.enumerate())
     yield
     for thread in set(threading.enumerate()) - threads:
         thread.join(5.0)
     left = [each.name for each in set(threading.enumerate()) - threads if each.is_alive()]
     assert not left, f"threads left: {left}"
-    opened = {fd: _target(fd) for fd in set(os.listdir("/proc/self/fd")) - fds}
-    opened = {fd: target for fd, target in opened.items() if target and "/proc/" not in target}
+    if _opened_since(fds):
+        gc.collect()  # memory maps close their files when they are freed
+    opened = _opened_since(fds)
     assert not opened, f"descriptors left: {opened}"
+
+
+def _opened_since(fds: set[str]) -> list[str]:
+    targets = [_target(fd) for fd in set(os.listdir("/proc/self/fd")) - fds]
+    return [target for target in targets if target and "/proc/" not in target]
 
 
 def _target(fd: str) -> str:

@@ -333,5 +333,5 @@ def lock_folder(path: Path) -> int:
             f"{path} is in use by another run; wait for it to end, or give this one another folder"
         ) from None
     except (OSError, StoreError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it must be writable"
+        reason = error.strerror if isinstance(error, OSError) else str(error)
         raise CheckpointError(f"the folder {path} cannot be used for checkpoints: {reason}") from error

@@ -329,9 +329,7 @@ class PublishPacer:
     def after_step(self, model: LearningModel, all_counts: EventCounts, behind: bool) -> None:
         """Publish if it is due and there is something new. Raises nothing."""
         through_us = all_counts.through_us
-        is_published = (
-            model.rows <= self.rows or 0 < through_us <= self._through_us
-        )  # labelled rows have no time
+        is_published = self._is_published(model, through_us)
         if self._store_lost_data:
             is_published = not model.rows
         if is_published or self._now() < self._not_before:
@@ -357,7 +355,7 @@ class PublishPacer:
         # This run has learned nothing, and an earlier one has published what the checkpoint holds.
         is_published = (
             model.rows == self._start_rows
-            and 0 < through_us <= self._through_us
+            and self._is_published(model, through_us)
             and not self._store_lost_data
         )
         if not model.rows or model.rows < self.rows or is_published:
@@ -368,6 +366,14 @@ class PublishPacer:
         self.rows = model.rows
         self.publisher.check_activated()
         return self.version
+
+    def _is_published(self, model: LearningModel, through_us: int) -> bool:
+        """Whether a version before has all that the model has learned.
+
+        Not if it has learned of the same events: windows that have ended since give more rows. The lease knows how many
+        it had only some seconds after it was published; publishing the same model once more does no harm.
+        """
+        return model.rows <= self.rows or 0 < through_us < self._through_us  # labelled rows have no time
 
     def _withheld(self, counts: EventCounts) -> str:
         """Why nothing may be published: too many of the labelled rows since the last version were rejected."""
