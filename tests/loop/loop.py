@@ -108,17 +108,19 @@ class Server:
     """The parts that `ftrie serve` divides between a supervisor and its workers, in one process."""
 
     def __init__(self, simulation: Simulation, url: str, state: Path) -> None:
-        self.process = Process("server")
+        self.process, self.folder = Process("server"), state
         self.simulation = simulation
         self.totals = Totals()
         self.shown: list[str] = []
-        settings = Settings((NAME,), url, state=str(state), impressions=("store",), threads=1)
-        with simulation.inside(self.process):
-            self.state: StateFolder | None = None
+        self.state: StateFolder | None = None
+        self.settings = Settings((NAME,), url, state=str(state), impressions=("store",), threads=1)
+
+    def start(self) -> None:
+        with self.simulation.inside(self.process):
             with suppress(OSError):  # as the supervisor: without one, nothing is kept on disk
-                self.state = StateFolder(state)
-            self.sync = StoreSync(settings, self.state, Meter(), clock=simulation)
-            self.worker = Worker(settings, self.say, clock=simulation)
+                self.state = StateFolder(self.folder)
+            self.sync = StoreSync(self.settings, self.state, Meter(), clock=self.simulation)
+            self.worker = Worker(self.settings, self.say, clock=self.simulation)
             self.worker.start()
             self.sync.distribution.join(self.worker)
             self.sync.start()
@@ -161,12 +163,14 @@ class Server:
         self.simulation.kill(self.process)
         self.simulation.block(lambda: self.simulation.ended(self.process))
         self._forget()
+        close_all(self.folder)
 
     def _forget(self) -> None:
         """What ends with a process."""
         if self.state is not None:
             self.state.close()
-        self.worker.models[NAME].served = None
+        if "worker" in vars(self):
+            self.worker.models[NAME].served = None
         _BUFFERS.clear()
 
 
@@ -230,6 +234,7 @@ class TrainerRun:
     def kill(self) -> None:
         self.simulation.kill(self.process)
         self.simulation.block(lambda: self.ended)
+        close_all(self.options.folder)
 
 
 @dataclass(frozen=True)
@@ -461,6 +466,8 @@ class Loop:
             spare.kill()
         elif not spare.ended:
             spare.stop()
+        if spare.process.dead:
+            spare.kill()
         self.say(f"  the spare has ended: {spare.error or spare.status}")
 
     def lose_data(self) -> None:
@@ -521,14 +528,17 @@ class Loop:
 
     def note_trainer(self) -> None:
         if self.trainer is not None and self.trainer.ended:
+            if self.trainer.process.dead:
+                self.trainer.kill()
             self.say(f"  the trainer has ended: {self.trainer.error or self.trainer.process}")
             self.trainer = None
 
     def start_server(self) -> None:
+        self.server = Server(self.simulation, self.url, self.folder / "state")
         try:
-            self.server = Server(self.simulation, self.url, self.folder / "state")
+            self.server.start()
         except Killed:
-            self.server = None
+            self.server_died()
 
     def stop_or_start_server(self) -> None:
         if self.server is None:
@@ -799,6 +809,14 @@ def run(seed: int, url: str, folder: Path, say: Callable[[str], None] | None = N
     gc.collect()
     more = held() - before
     assert not more, f"seed {seed} has left {more}"
+
+
+def close_all(folder: Path) -> None:
+    """Close the files of a folder: those that a process had just opened when it was killed."""
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{number}").startswith(f"{folder}/"):
+                os.close(number)
 
 
 def held() -> Counter[str]:
