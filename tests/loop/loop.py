@@ -268,6 +268,8 @@ class Loop:
         """The versions that `contents` has, of those that the store has now."""
         self.items = {item: [values] for item, values in ITEMS.items()}
         self.reported_s = 0.0
+        self.written: tuple[int, int] | None = None
+        """What another writer has published and not activated, and its epoch."""
         self.kept: dict[bytes, bytes] | None = None
         self.active: int | None = None
         self.may_go_back = False
@@ -289,6 +291,8 @@ class Loop:
             (2, self.roll_back),
             (1, self.activate),
             (2, self.resume),
+            (2, self.write),
+            (1, self.collect),
             (2, self.change_items),
             (2, self.experiment),
             (2, self.stop_a_process),
@@ -426,6 +430,21 @@ class Loop:
     def resume(self) -> None:
         self.operate(lambda: self.versions.resume())
 
+    def write(self) -> None:
+        """Another writer, such as `ftrie train --publish`, begins; or activates what it has published, if it may."""
+        with suppress(StoreError):
+            if self.written is None:
+                epoch = self.versions.begin()
+                self.written = self.versions.publish(first_model(), epoch=epoch), epoch
+            else:
+                (version, epoch), self.written = self.written, None
+                self.versions.activate(version, epoch=epoch)
+        self.say(f"  {self.written or 'activated, or refused'}")
+
+    def collect(self) -> None:
+        self.learn_versions()
+        self.operate(lambda: self.versions.gc(self.draw.choice([1, 5, None])))
+
     def change_items(self) -> None:
         item, brand = self.draw.choice(sorted(ITEMS)), f"b{self.draw.randrange(3)}"
         self.items[item].append({"brand": brand})
@@ -488,7 +507,7 @@ class Loop:
         for key, value in kept.items():
             self.store.client.restore(key, 0, value)
         self.seen.clear()
-        self.may_go_back = True
+        self.written, self.may_go_back = None, True
         if self.draw.random() < 0.5:
             self.load_records()
 
