@@ -1,0 +1,416 @@
+"""Small faults put into the product one by one, each of which some test must find.
+
+    .venv/bin/python -m tests.mutations                 all of them, in about twenty minutes
+    .venv/bin/python -m tests.mutations --only lease    those whose name contains this; --json for figures
+
+Works on a copy of the files that git tracks; the checkout is never changed. Not collected by pytest. A fault that
+survives needs a test; one that changes nothing that can be seen is to be replaced by another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+MOST_S = 600.0
+JOIN = ("tests/machines/test_join.py", "tests/trainer/events")
+STORE = (
+    "tests/machines/test_versions.py",
+    "tests/model_store/versions",
+    "tests/trainer/runs/test_one_trainer.py",
+)
+DELTA = ("tests/model_store/artefact/test_deltas.py", "tests/trainer/publish", "tests/server/sync")
+LAST_GOOD = ("tests/sweeps/test_file_sweeps.py", "tests/server/sync")
+GUARD = ("tests/trainer/publish",)
+GATE = (
+    "tests/server/serve/test_gate.py",
+    "tests/server/serve/test_together.py",
+    "tests/server/serve/test_tokens.py",
+)
+RESUME = ("tests/sweeps/test_file_sweeps.py", "tests/trainer/checkpoint", "tests/trainer/runs", "tests/loop")
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """In `file`, `before`, which occurs once, becomes `after`; one of these tests is to fail."""
+
+    name: str
+    file: str
+    before: str
+    after: str
+    tests: tuple[str, ...]
+
+
+KERNEL = "trainer/events/join_kernels.py"
+ACTIVATE, LEASE, CHECKS = (f"model_store/redis/{name}.lua" for name in ("activate", "lease", "checks"))
+PUBLISH = "model_store/redis/publish.lua"
+MUTATIONS = (
+    # the join
+    Mutation(
+        "join: a click at the window's end is late",
+        KERNEL,
+        "time > entry.time + rules.window",
+        "time >= entry.time + rules.window",
+        JOIN,
+    ),
+    Mutation(
+        "join: windows close a moment early",
+        KERNEL,
+        "memory.due[0].time < through:",
+        "memory.due[0].time <= through:",
+        JOIN,
+    ),
+    Mutation(
+        "join: late feedback is counted twice",
+        KERNEL,
+        "flags & flag or (is_late and flags & (flag << LATE))",
+        "flags & flag",
+        JOIN,
+    ),
+    Mutation(
+        "join: pending rows are corrected",
+        KERNEL,
+        "flag == rules.positive and entry.state == CLOSED",
+        "flag == rules.positive",
+        JOIN,
+    ),
+    Mutation(
+        "join: early feedback is not counted in its entry",
+        KERNEL,
+        "    entry.rows += 1\n    push(memory.early_due",
+        "    push(memory.early_due",
+        JOIN,
+    ),
+    Mutation(
+        "join: closed requests are forgotten at once",
+        KERNEL,
+        "head.watermark + rules.late_within",
+        "head.watermark",
+        JOIN,
+    ),
+    Mutation(
+        "join: equal times close in any order",
+        KERNEL,
+        "or (time == other.time and number < other.place)",
+        "",
+        JOIN,
+    ),
+    Mutation(
+        "join: an event of the future moves the watermark",
+        KERNEL,
+        "time = min(events.time_us[index], now)",
+        "time = events.time_us[index]",
+        JOIN,
+    ),
+    Mutation(
+        "join: one request too few may wait",
+        KERNEL,
+        "memory.counts[0].pending > rules.max_pending",
+        "memory.counts[0].pending >= rules.max_pending",
+        JOIN,
+    ),
+    Mutation(
+        "join: a clock that steps back is ignored",
+        "trainer/events/join.py",
+        'min(head["watermark"], now_us - self._rules.lateness)',
+        'head["watermark"]',
+        JOIN,
+    ),
+    # the lease
+    Mutation(
+        "lease: an epoch is given twice after a restore",
+        LEASE,
+        "math.max(last_epoch, there.epoch) + 1",
+        "last_epoch + 1",
+        STORE,
+    ),
+    Mutation(
+        "lease: renewed while another has it",
+        LEASE,
+        "there.epoch > epoch or (there.epoch ~= epoch and others)",
+        "there.epoch ~= epoch and others",
+        STORE,
+    ),
+    Mutation(
+        "lease: another's rows are inherited",
+        LEASE,
+        "same and string.format('%.0f', there.rows) or '0'",
+        "string.format('%.0f', there.rows)",
+        STORE,
+    ),
+    Mutation(
+        "lease: released, it still lasts a term",
+        LEASE,
+        "verb == 'release' and now or now + tonumber(ARGV[4])",
+        "now + tonumber(ARGV[4])",
+        STORE,
+    ),
+    Mutation(
+        "lease: lasts longer after the clock was set back",
+        CHECKS,
+        "if lease.seen_ms > now then",
+        "if false then",
+        STORE,
+    ),
+    Mutation(
+        "lease: not asked for before what no fence holds back",
+        "trainer/runs/trainer.py",
+        "        self.check()\n        self._renew()",
+        "        self.check()",
+        STORE,
+    ),
+    # activate and publish
+    Mutation(
+        "activate: a pin does not hold the trainer",
+        ACTIVATE,
+        "is_trainer and lease.pinned > 0",
+        "is_trainer and lease.pinned < 0",
+        STORE,
+    ),
+    Mutation(
+        "activate: a trainer is never stale",
+        ACTIVATE,
+        "is_trainer and last_epoch <= lease.resumed",
+        "is_trainer",
+        STORE,
+    ),
+    Mutation(
+        "activate: the epoch before is no fence",
+        ACTIVATE,
+        "if epoch < last_epoch and",
+        "if epoch + 1 < last_epoch and",
+        STORE,
+    ),
+    Mutation("activate: the lease is no fence", ACTIVATE, "if epoch < fence then", "if false then", STORE),
+    Mutation("activate: the epoch is lowered", ACTIVATE, "math.max(epoch, last_epoch)", "epoch", STORE),
+    Mutation(
+        "activate: a rollback leaves its target in the history",
+        ACTIVATE,
+        "redis.call('LTRIM', KEYS[3], i, -1)",
+        "redis.call('LTRIM', KEYS[3], i - 1, -1)",
+        STORE,
+    ),
+    Mutation(
+        "activate: a chunk may be too long",
+        ACTIVATE,
+        "if there ~= expected then",
+        "if there < expected then",
+        STORE,
+    ),
+    Mutation("publish: chunks expire", PUBLISH, "redis.call('PERSIST', KEYS[4 + i])", "", STORE),
+    Mutation(
+        "publish: the lease is no fence",
+        PUBLISH,
+        "elseif epoch < lease.epoch then",
+        "elseif false then",
+        STORE,
+    ),
+    # deltas
+    Mutation(
+        "delta: removed keys stay",
+        "model_store/artefact/artefact.py",
+        "merged_rows(self, delta, delta.variants != 0)",
+        "merged_rows(self, delta, np.ones(delta.rows, np.bool_))",
+        DELTA,
+    ),
+    Mutation(
+        "delta: joined deltas lose what the first removes",
+        "model_store/artefact/artefact.py",
+        "np.ones(later.rows, np.bool_)",
+        "later.variants != 0",
+        DELTA,
+    ),
+    Mutation(
+        "delta: the content is the publisher's own",
+        "model_store/artefact/artefact.py",
+        "content=str(Content.parse(parent.content) + changed.content_change())",
+        "content=self.content",
+        DELTA,
+    ),
+    Mutation(
+        "delta: a chain may skip the served version",
+        "model_store/versions/model_versions.py",
+        "return chain[::-1] if parent == served else None",
+        "return chain[::-1]",
+        (*STORE, *DELTA),
+    ),
+    # the last good model
+    Mutation(
+        "last good: swept before the index names the new",
+        "server/sync/last_good.py",
+        "        write_checked(self._folder / INDEX, document)",
+        """        self._sweep(set(filter(None, document["blocks"].values())))
+        write_checked(self._folder / INDEX, document)""",
+        LAST_GOOD,
+    ),
+    Mutation(
+        "last good: a lost file is not written again",
+        "server/sync/last_good.py",
+        "file is None or not (self._folder / file).exists()",
+        "file is None",
+        LAST_GOOD,
+    ),
+    Mutation(
+        "last good: another model's copy is taken",
+        "server/sync/last_good.py",
+        'sha256 not in (None, kept["sha256"])',
+        "False",
+        LAST_GOOD,
+    ),
+    Mutation(
+        "last good: the checksum is not looked at",
+        "server/sync/state_folder.py",
+        "    if not is_whole:",
+        "    if False:",
+        LAST_GOOD,
+    ),
+    # the gates: the guard before activation, the server's before a call
+    Mutation(
+        "guard: judges too few examples",
+        "trainer/publish/guard.py",
+        "candidate.examples >= bounds.min_examples",
+        "candidate.examples > 0",
+        GUARD,
+    ),
+    Mutation(
+        "guard: chance counts as a fault",
+        "trainer/publish/guard.py",
+        "predicted / high - clicks > BEYOND_CHANCE * (variance / high) ** 0.5",
+        "predicted / high - clicks > 0",
+        GUARD,
+    ),
+    Mutation(
+        "guard: no cooldown after a rollback",
+        "trainer/publish/guard.py",
+        "if left_s <= 0.0:",
+        "if left_s <= 1e9:",
+        GUARD,
+    ),
+    Mutation(
+        "gate: a call past its deadline has time",
+        "server/serve/gate.py",
+        "max(deadline - time.time(), 0.0)",
+        "abs(deadline - time.time())",
+        GATE,
+    ),
+    # resuming
+    Mutation(
+        "resume: one checkpoint fewer is kept",
+        "trainer/checkpoint/folder.py",
+        "checkpoints_in(self.path)[KEPT:]",
+        "checkpoints_in(self.path)[KEPT - 1 :]",
+        RESUME,
+    ),
+    Mutation(
+        "resume: a file is renamed before it is whole on disk",
+        "model_store/files.py",
+        "            os.fsync(file.fileno())\n        temporary",
+        "        temporary",
+        RESUME,
+    ),
+    Mutation(
+        "resume: waiting rows are not written before the checkpoint",
+        "trainer/runs/stream.py",
+        "            segments.flush()",
+        "            pass",
+        RESUME,
+    ),
+    Mutation(
+        "resume: online metrics begin again",
+        "trainer/runs/stream.py",
+        "        self.online.restore(part_of(arrays, ONLINE_PART))\n",
+        "",
+        RESUME,
+    ),
+    Mutation(
+        "resume: what windows gave since is not published",
+        "trainer/publish/publisher.py",
+        "0 < through_us < self._through_us",
+        "0 < through_us <= self._through_us",
+        ("tests/trainer/runs/test_publish_pacing.py",),
+    ),
+    Mutation(
+        "resume: reading continues one event early",
+        "trainer/sources/merge.py",
+        "**source.position(parsed.chunk, count)",
+        "**source.position(parsed.chunk, count - 1)",
+        ("tests/trainer/events", *RESUME),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """found_by: the first test that failed, "" if the fault survived."""
+
+    name: str
+    found_by: str
+    seconds: float
+
+
+def copied(folder: Path) -> None:
+    """The files that git tracks, as they are now."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
+    for name in filter(None, listed.decode().split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+
+
+def tried(mutation: Mutation, folder: Path) -> Outcome:
+    """Put the fault into the copy, run its tests until one fails, and take it out again."""
+    path, began = folder / mutation.file, time.monotonic()
+    whole = path.read_text("utf-8")
+    if (times := whole.count(mutation.before)) != 1:
+        raise SystemExit(f"{mutation.name}: its text occurs {times} times in {mutation.file}, expected once")
+    path.write_text(whole.replace(mutation.before, mutation.after), "utf-8")
+    tests = [test for test in mutation.tests if (folder / test).exists()]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", *tests]
+    environment = {**os.environ, "PYTHONPATH": f"{folder}:{folder / 'proto'}", "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        run = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=MOST_S, check=False
+        )
+        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", run.stdout, re.MULTILINE)
+        found = failed[1] if failed else "" if run.returncode == 0 else f"exit code {run.returncode}"
+    except subprocess.TimeoutExpired:
+        found = f"not done in {MOST_S:.0f} s"
+    finally:
+        path.write_text(whole, "utf-8")
+    return Outcome(mutation.name, found, round(time.monotonic() - began, 1))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description="Put small faults into a copy of the product: each must be found."
+    )
+    parser.add_argument("--only", default="", metavar="TEXT", help="those whose name contains this")
+    parser.add_argument("--json", action="store_true", help="print the outcomes as JSON at the end")
+    options = parser.parse_args()
+    outcomes = []
+    with tempfile.TemporaryDirectory(prefix="ftrie-mutations-") as folder:
+        copied(Path(folder))
+        for mutation in MUTATIONS:
+            if options.only in mutation.name:
+                outcomes.append(outcome := tried(mutation, Path(folder)))
+                found = f"found by {outcome.found_by}" if outcome.found_by else "SURVIVED"
+                print(f"{outcome.name}: {found} ({outcome.seconds:.0f} s)", file=sys.stderr, flush=True)
+    survived = [outcome.name for outcome in outcomes if not outcome.found_by]
+    print(f"{len(outcomes)} faults, {len(outcomes) - len(survived)} found", file=sys.stderr)
+    if options.json:
+        print(json.dumps([asdict(outcome) for outcome in outcomes], indent=2))
+    return 1 if survived or not outcomes else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
