@@ -78,6 +78,9 @@ class OracleJoin:
         else:
             self.feedback(event, since)
 
+    def step_back(self, now: int) -> None:
+        self.watermark = min(self.watermark, now - self.section.lateness_us)
+
     def finish(self) -> None:
         for request in sorted(self.pending, key=lambda request: (request.time, request.number)):
             self.close(request)
