@@ -32,6 +32,7 @@ FIRST = (
     "tests/degradation/",
     "tests/integration/",
     "tests/loop/",
+    "tests/sweeps/",
     "tests/model_store/",
     "tests/ftrie/test_sklearn.py",
     "tests/ftrie/commands/",
@@ -44,6 +45,9 @@ FIRST = (
 APART = (
     "tests/integration/test_junk_in_the_store.py::test_more",
     "tests/loop/test_loop.py::test_more",
+    "tests/sweeps/test_run",
+    "tests/sweeps/test_trainer",
+    "tests/sweeps/test_command",
     "tests/repository/test_tutorials.py::",
     "tests/repository/test_typed_commands.py::",
 )

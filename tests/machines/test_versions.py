@@ -52,6 +52,7 @@ class Versions(RuleBasedStateMachine):
         self.last = self.lease = self.resumed = 0
         self.pinned: int | None = None
         self.trainer: TrainerLease | None = None
+        self.is_alive = False
 
     @property
     def ads(self) -> ModelVersions:
@@ -135,7 +136,7 @@ class Versions(RuleBasedStateMachine):
     @rule()
     def a_writer_begins(self) -> None:
         """A program that will activate; it is refused while a trainer lives."""
-        if self.trainer is None:
+        if not self.is_alive:
             self.epochs.append(self.ads.begin())
 
     @precondition(lambda self: self.contents and self.epochs)
@@ -143,7 +144,7 @@ class Versions(RuleBasedStateMachine):
     def a_writer_activates(self, data: st.DataObject) -> None:
         epoch = data.draw(st.sampled_from(self.epochs))
         version = data.draw(st.sampled_from(sorted(self.contents)))
-        if epoch < self.last or epoch < self.lease or self.trainer is not None:
+        if epoch < self.last or epoch < self.lease or self.is_alive:
             with pytest.raises(FtrieError):
                 self.ads.activate(version, epoch=epoch)
             return
@@ -153,14 +154,22 @@ class Versions(RuleBasedStateMachine):
     @rule()
     def a_trainer_takes_the_model(self) -> None:
         self.trainer = self.store.trainer_lease(NAME, "t")
-        self.lease = self.trainer.take()
+        self.lease, self.is_alive = self.trainer.take(), True
+
+    @precondition(lambda self: self.is_alive)
+    @rule()
+    def the_trainer_is_suspended(self) -> None:
+        """Its lease expires; it may come back, and knows nothing of it."""
+        assert self.trainer is not None
+        self.store.client.hset(self.trainer.keys[0], "until_ms", 1)
+        self.is_alive = False
 
     @precondition(lambda self: self.trainer)
     @rule()
     def the_trainer_ends(self) -> None:
         assert self.trainer is not None
         self.trainer.release()
-        self.trainer = None
+        self.trainer, self.is_alive = None, False
 
     @precondition(lambda self: self.trainer and self.contents)
     @rule(data=st.data())
@@ -214,7 +223,7 @@ class Versions(RuleBasedStateMachine):
             self.store.client.restore(key, 0, value)
         contents, parents, self.active, history, self.last, self.lease, self.resumed, self.pinned = state
         self.contents, self.parents, self.history = dict(contents), dict(parents), list(history)
-        self.trainer, self.epochs = None, []
+        self.trainer, self.is_alive, self.epochs = None, False, []
         if self.lease:  # of a trainer that is gone: it ends with the time, here at once
             ended = self.store.trainer_lease(NAME, "t")
             self.lease = ended.take()
