@@ -112,6 +112,7 @@ class Server:
         self.simulation = simulation
         self.totals = Totals()
         self.shown: list[str] = []
+        self.newest = 0
         self.state: StateFolder | None = None
         self.settings = Settings((NAME,), url, state=str(state), impressions=("store",), threads=1)
 
@@ -268,11 +269,14 @@ class Loop:
         """The versions that `contents` has, of those that the store has now."""
         self.items = {item: [values] for item, values in ITEMS.items()}
         self.reported_s = 0.0
-        self.written: tuple[int, int] | None = None
-        """What another writer has published and not activated, and its epoch."""
+        self.written: tuple[int, int, int] | None = None
+        """What another writer has published and not activated, its epoch, and the `orders` before it."""
+        self.orders = 0
+        """How often operators have activated a version."""
         self.kept: dict[bytes, bytes] | None = None
         self.active: int | None = None
-        self.may_go_back = False
+        self.may_go_back = self.went_back = False
+        """Whether an older version may have been activated, since the last step and at all."""
         self.was_killed = False
         """Whether a process was, which may leave temporary files."""
         self.disturbed = False
@@ -288,10 +292,10 @@ class Loop:
             (3, self.kill_trainer),
             (3, self.stop_or_start_server),
             (3, self.kill_server),
-            (2, self.roll_back),
-            (1, self.activate),
+            (3, self.roll_back),
+            (2, self.activate),
             (2, self.resume),
-            (2, self.write),
+            (4, self.write),
             (1, self.collect),
             (2, self.change_items),
             (2, self.experiment),
@@ -420,12 +424,14 @@ class Loop:
         self.simulation.away_until = self.simulation.monotonic() + self.draw.choice([0.2, 1.0, 4.0])
 
     def roll_back(self) -> None:
-        self.operate(lambda: self.versions.rollback())
+        self.may_go_back = self.went_back = True
+        self.orders += self.operate(lambda: self.versions.rollback())
 
     def activate(self) -> None:
         versions = [each.version for each in self.versions.versions()]
         if versions:
-            self.operate(lambda: self.versions.activate(self.draw.choice(versions)))
+            self.may_go_back = self.went_back = True
+            self.orders += self.operate(lambda: self.versions.activate(self.draw.choice(versions)))
 
     def resume(self) -> None:
         self.operate(lambda: self.versions.resume())
@@ -435,10 +441,13 @@ class Loop:
         with suppress(StoreError):
             if self.written is None:
                 epoch = self.versions.begin()
-                self.written = self.versions.publish(first_model(), epoch=epoch), epoch
+                self.written = self.versions.publish(first_model(), epoch=epoch), epoch, self.orders
             else:
-                (version, epoch), self.written = self.written, None
+                (version, epoch, orders), self.written = self.written, None
                 self.versions.activate(version, epoch=epoch)
+                assert orders == self.orders, (
+                    "a writer that began before an operator's order has overruled it"
+                )
         self.say(f"  {self.written or 'activated, or refused'}")
 
     def collect(self) -> None:
@@ -507,7 +516,7 @@ class Loop:
         for key, value in kept.items():
             self.store.client.restore(key, 0, value)
         self.seen.clear()
-        self.written, self.may_go_back = None, True
+        self.written, self.may_go_back, self.went_back = None, True, True
         if self.draw.random() < 0.5:
             self.load_records()
 
@@ -521,12 +530,14 @@ class Loop:
         self.store.records.put_users(USERS.items())
         self.store.records.put_items([(item, values[-1]) for item, values in self.items.items()])
 
-    def operate(self, order: Callable[[], object]) -> None:
-        self.may_go_back = True
+    def operate(self, order: Callable[[], object]) -> bool:
+        """Whether the order was taken."""
         try:
             self.say(f"  {order()}")
         except StoreError as error:
             self.say(f"  {error}")
+            return False
+        return True
 
     # -- processes
 
@@ -597,6 +608,11 @@ class Loop:
                 f"version {active} is active after {self.active}"
             )
         self.active, self.may_go_back = active, False
+        if self.server is not None:
+            served = self.server.version or 0
+            is_older = served < self.server.newest
+            assert not is_older or self.went_back, f"version {served} is served after {self.server.newest}"
+            self.server.newest = served
 
     def learn_versions(self) -> None:
         """Read what is published, as the definition of what it answers."""
