@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import structlog
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from tests.processor_time import ProcessorTime
 
@@ -70,6 +70,8 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # A first call compiles a kernel, which takes seconds: deadlines would measure the compiler.
 settings.register_profile("all", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("quick", settings.get_profile("all"), max_examples=20)
+# A fault of tests/mutations.py is to be found; what its least example is takes longer, and nobody looks at it.
+settings.register_profile("mutations", settings.get_profile("all"), phases=[Phase.generate], max_examples=50)
 settings.load_profile("all")
 
 
@@ -99,6 +101,8 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.disable()
     if config.option.markexpr == "not slow":
         settings.load_profile("quick")
+    if os.environ.get("FTRIE_MUTATED"):
+        settings.load_profile("mutations")
     if config.option.processor_time:
         config.pluginmanager.register(ProcessorTime())
 

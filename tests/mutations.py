@@ -392,7 +392,7 @@ def tried(mutation: Mutation, folder: Path) -> Outcome:
 def _failing(folder: Path, marked: str, tests: Sequence[str]) -> str:
     """The first of the tests with this mark that fails; "" if none does."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", marked, *tests]
-    environment = {**os.environ, "PYTHONPATH": f"{folder}:{folder / 'proto'}", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "PYTHONPATH": f"{folder}:{folder / 'proto'}", "FTRIE_MUTATED": "1"}
     how: dict[str, Any] = {"cwd": folder, "env": environment, "capture_output": True, "text": True}
     try:
         run = subprocess.run(command, timeout=MOST_S, check=False, **how)
