@@ -59,7 +59,7 @@ test: $(TEST)
 	@$(BIN)/pytest --numprocesses $$(( $(CORES) + 1 )) -m "not slow"
 
 test-all: $(DEV)
-	@$(BIN)/pytest --numprocesses $$(( $(CORES) * 2 ))
+	@$(BIN)/pytest --numprocesses $$(( $(CORES) * 5 / 2 ))
 
 check: lint types imports dependencies wire pages
 	@echo "check: all is well"
