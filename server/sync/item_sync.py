@@ -9,6 +9,7 @@ written again, are removed by a notice, or an operator orders all items to be re
 
 from __future__ import annotations
 
+import secrets
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -35,7 +36,10 @@ class ItemSync:
         self._include: dict[str, None] = {}
         self._kept: set[str] = set()
         self._last_order = ""
-        self._generation = self._moves = 0
+        self._generation = 0
+        # At random: the items of a disk are of an earlier process, and may differ from those read now though the
+        # store's state is the same, if a system that gives no notices has written some.
+        self._moves = secrets.randbits(62)
         self.orders = 0
         """How many orders to read all items again were carried out."""
         self.is_ordered = False
@@ -129,7 +133,8 @@ class ItemSync:
         self.is_ordered = ordered
         self.orders += ordered
         self._last_order = state.reread or self._last_order
-        self.began_empty = self._state is None and not len(items)
+        # Until an item comes or an order: a store that is emptied again, or trims its stream, has none all the same.
+        self.began_empty = not len(items) and not ordered and (self._state is None or self.began_empty)
         self._items, self._state, self._include, self._kept = items, state, {}, kept
         self._moved(state)
         if kept:
