@@ -19,7 +19,7 @@ NODE := .venv/installed-node
 # some containers do, would compile all of them in every process: `make demo` took twice as long.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup torch distributed demo live test test-all check lint types imports dependencies wire pages docs bench proto lock screenshots
+.PHONY: help setup torch distributed demo live test test-all soak check lint types imports dependencies wire pages docs bench proto lock screenshots
 .DEFAULT_GOAL := help
 
 help:
@@ -30,6 +30,7 @@ help:
 	@echo "make live    the same, all the time: store, trainer, two servers and visitors, with a dashboard to watch them"
 	@echo "make test    run the tests without the slow ones (CONTRIBUTING.md says how long it takes)"
 	@echo "make test-all  run every test; FTRIE_TEST_DATA=FOLDER adds those on real click logs (CONTRIBUTING.md)"
+	@echo "make soak MINUTES=30  run the whole loop under load, kills and churn, and see that nothing grows"
 	@echo "make check   lint, formatting, types, import direction, dependencies, the wire and the generated pages"
 	@echo "make bench   measure against Vowpal Wabbit, scikit-learn, River, LitServe, marisa-trie and an empty gRPC handler"
 	@echo "make proto   regenerate the stubs and docs/protocol.md after changing a .proto file"
@@ -60,6 +61,11 @@ test: $(TEST)
 
 test-all: $(DEV)
 	@$(BIN)/pytest --numprocesses $$(( $(CORES) * 5 / 2 ))
+
+MINUTES ?= 30
+
+soak: $(DEV)
+	@PYTHONPATH=.:proto $(BIN)/python -m tests.soak --minutes $(MINUTES)
 
 check: lint types imports dependencies wire pages
 	@echo "check: all is well"

@@ -88,6 +88,8 @@ def _run(arguments: Sequence[str]) -> int:
         # Otherwise Python reports the closed pipe again when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
+    except MemoryError as error:
+        return _failed("MemoryError", f"not enough memory{f': {error}' if str(error) else ''}", 1)
     # No `except Exception` below: any other exception is a bug of ftrie and ends in a traceback (ARCHITECTURE.md).
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,12 +13,14 @@ import typer
 
 from ftrie.command import command
 from ftrie.terminal import JsonOption, print_json
-from model_store.errors import listed
+from model_store.errors import ServerError, listed
 from server.settings import Settings
 
 if TYPE_CHECKING:
     from server.telemetry.status import SupervisorStatus
 
+FEWEST_FILES = 64
+"""A supervisor has 24 open, a worker 35; and compiling kernels opens some."""
 CONNECTION_AGE_S = 300.0
 """By default, where there is another worker to move to."""
 
@@ -62,6 +66,13 @@ def serve(settings: Settings, as_json: JsonOption = False) -> None:
         # A connection belongs to the worker that accepted it: without an end, long-lived ones stay unevenly divided.
         age_s = CONNECTION_AGE_S if settings.workers > 1 else 0.0
     state = settings.state or str(default_state(settings.host, settings.port) or "")
+    # Each connection is a descriptor, and shells allow 1,024 of them where the system would allow many more. Workers
+    # inherit the limit.
+    with suppress(ValueError, OSError):  # a system whose own limit is below the one that it names
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if 0 <= (most := resource.getrlimit(resource.RLIMIT_NOFILE)[0]) < FEWEST_FILES:
+        raise ServerError(f"got ulimit -n {most}; a server needs {FEWEST_FILES} and one for each connection")
     Supervisor(replace(settings, state=state, connection_age_s=age_s), say_ready).run()
 
 

@@ -187,11 +187,12 @@ class Freshness:
         if version not in self._known:
             # Outside the lock: this is a round trip to the store, and clicks are reported meanwhile.
             self._known[version] = self._through_us(version)
-        through = self._known[version]
+        through = self._known.get(version)
         with self._lock:
             if version <= self._versions[server]:
                 return
             self._versions[server] = version
+            self._known = {each: until for each, until in self._known.items() if each > min(self._versions)}
             waiting = self._waiting[server]
             # In the order of acknowledgement: the first click that came too late ends it.
             while through is not None and waiting and waiting[0].known_us < through:

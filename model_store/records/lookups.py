@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
 
 from model_store.errors import StoreError, StoreUnavailable
@@ -153,7 +154,8 @@ class Lookups:
     def _new_connection(self) -> DirectConnection | ClusterConnection:
         """A new one for this thread."""
         kind = ClusterConnection if self._store.is_cluster else DirectConnection
-        connection = self._thread.connection = kind(self._store, self._wait_s)
+        with self._store.answers():
+            connection = self._thread.connection = kind(self._store, self._wait_s)
         self._opened.add(connection)
         return connection
 
@@ -173,7 +175,7 @@ class Lookups:
         except StoreUnavailable:
             raise
         except StoreError as error:
-            return error
+            return copy(error)  # without the frames that it was raised in: they would hold it, and it them
         return values
 
     def close(self) -> None:

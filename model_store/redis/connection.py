@@ -6,6 +6,7 @@ key, and whatever is done with the keys of one hash tag is done as on one server
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import threading
@@ -271,6 +272,13 @@ class StoreConnection:
             yield
         except RedisError as error:
             raise self.translated(error, key) from error
+        except OSError as error:
+            # redis-py opens a file for each new connection, and translates only what its socket raises.
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            raise StoreUnavailable(
+                f"{self.shown_url} cannot be asked: {error.strerror} (ulimit -n)"
+            ) from error
 
     def now_us(self, key: str) -> int:
         """The clock of the store, of the server that holds this key: microseconds since 1970."""

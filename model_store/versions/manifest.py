@@ -18,7 +18,7 @@ from typing import Any
 
 from model_store.bounded import is_finite, is_integer, json_object
 from model_store.clock import SYSTEM, Clock
-from model_store.errors import ArtefactError, UnreadableValue
+from model_store.errors import ArtefactError, StoreUnavailable, UnreadableValue
 from model_store.keys import (
     DELTA,
     SNAPSHOT,
@@ -336,9 +336,13 @@ def write_chunks(
     """Write `data` to these keys in chunks of these sizes; they expire unless a script makes them visible."""
     view, done = memoryview(data), 0
     for key, size in zip(keys, sizes, strict=True):
-        with store.answers(key):
-            # One chunk is copied at a time, not the model.
-            store.at(key).set(key, bytes(view[done : done + size]), ex=UPLOAD_EXPIRY_S)
+        try:
+            with store.answers(key):
+                # One chunk is copied at a time, not the model.
+                store.at(key).set(key, bytes(view[done : done + size]), ex=UPLOAD_EXPIRY_S)
+        except StoreUnavailable as error:
+            # A value above its limit makes the store close the connection, and what it says of that is lost.
+            raise StoreUnavailable(f"{error} Does its proto-max-bulk-len allow {size:,} bytes?") from error
         done += size
         if on_progress is not None:
             on_progress(done, len(data))

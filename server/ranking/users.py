@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 
 from model_store.errors import StoreError, StoreUnavailable, UnreadableValue
@@ -141,7 +142,7 @@ class Users:
         try:
             found = self._reads.users_values(list(reads), kept.wanted.hash_fields, wait_s)
         except StoreError as error:
-            found = [error] * len(reads)
+            found = [copy(error)] * len(reads)  # as in `PendingRead.fail`
         for (cookie, pending), values in zip(reads.items(), found, strict=True):
             if isinstance(values, StoreError):
                 pending.fail(values)
@@ -311,12 +312,14 @@ class PendingRead:
 
     def fail(self, error: StoreError) -> None:
         """The read has ended with an error."""
-        self.failure = error
+        # A copy, here and below: an error that was raised holds the frames of its callers, and in one of them this
+        # object. Such a circle kept a version that was replaced, with its memory, until Python looked for circles.
+        self.failure = copy(error)
 
     def outcome(self) -> StoredUser:
         """The user who was read. Raises StoreError."""
         if self.user is None:
-            raise self.failure
+            raise copy(self.failure)
         return self.user
 
 

@@ -28,6 +28,7 @@ From a worker, by `did`:
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -171,6 +172,9 @@ class Opener:
                 os.close(descriptor)
 
     def _block(self, uid: str, left: list[int]) -> SharedBlock:
+        if not left:
+            # The kernel drops the descriptors for which a process has no room, without an error.
+            raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)} (ulimit -n)")
         block = self._open.get(uid)
         if block is None:
             block = SharedBlock.open(left[0], uid)

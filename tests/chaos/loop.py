@@ -29,10 +29,13 @@ WINDOW_S = 3
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def begin(folder: Path, url: str, window_s: float) -> Market:
-    """The market's records in the store and, active, a model of its first day, which is in first.arrow too."""
+def begin(folder: Path, url: str, window_s: float, join: str = "") -> Market:
+    """The market's records in the store and, active, a model of its first day, which is in first.arrow too.
+
+    join: more members of the spec's [join], and the sections that come after it.
+    """
     spec = (ROOT / "ftrie" / "demo" / SPEC).read_text()
-    spec = spec[: spec.index("[join]")] + f'[join]\nwindow = "{window_s}s"\nlateness = "1s"\n'
+    spec = spec[: spec.index("[join]")] + f'[join]\nwindow = "{window_s}s"\nlateness = "1s"\n{join}\n'
     (folder / SPEC).write_text(spec)
     market = Market(1, Tastes(), Sizes())
     write_first_day(market, 400, 6, folder / "day.csv")
@@ -95,6 +98,11 @@ class Process:
         eventually(lambda: len(self.lines()) > self._before, f"a line of {self.name}", COMPILE_S)
 
     @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def ended_by_itself(self) -> bool:
         return self._process is not None and self._process.poll() is not None
 
@@ -139,18 +147,20 @@ class Server(Process):
 class WholeLoop:
     """All five, on one store and one folder. A model is learned and served before traffic begins."""
 
-    def __init__(self, folder: Path, rate: float) -> None:
+    def __init__(
+        self, folder: Path, rate: float, trainer_flags: Sequence[str] = (), server_flags: Sequence[str] = ()
+    ) -> None:
         self.folder = folder
         self.valkey = Valkey(folder)
         self.ports = free_ports(2)
         store = ("--store", self.valkey.url)
-        self.trainer = Process("trainer", folder, trainer_command(self.valkey.url, "state"))
+        self.trainer = Process("trainer", folder, trainer_command(self.valkey.url, "state", *trainer_flags))
         self.servers = [
             Server(
                 f"server-{number}",
                 folder,
                 [*FTRIE, "serve", MODEL, *store, "--port", str(port), "--impressions", "store"]
-                + ["--state", folder / f"serve-{number}", "--drain", "5", "--json"],
+                + ["--state", folder / f"serve-{number}", "--drain", "5", "--json", *server_flags],
             )
             for number, port in enumerate(self.ports)
         ]

@@ -57,8 +57,10 @@ def answers(url: str) -> bool:
 class Valkey:
     """A Valkey on a TCP port of its own. Killed, it comes back empty, or with what it had at the last `save`."""
 
-    def __init__(self, folder: Path, port: int = 0) -> None:
+    def __init__(self, folder: Path, port: int = 0, within: Sequence[str] = ()) -> None:
+        """within: a command that runs the command that follows it."""
         self.folder = folder
+        self._within = within
         self.port = port or free_port()
         self.url = f"redis://127.0.0.1:{self.port}"
         self.start()
@@ -69,7 +71,9 @@ class Valkey:
         options |= {"dir": self.folder, "key-load-delay": load_delay_us}
         options |= {"loading-process-events-interval-bytes": 1024}
         words = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
-        self.process = subprocess.Popen([str(get_binary_path()), *words], stdout=subprocess.DEVNULL)
+        self.process = subprocess.Popen(
+            [*self._within, str(get_binary_path()), *words], stdout=subprocess.DEVNULL
+        )
         if load_delay_us:
             return
         try:

@@ -12,8 +12,10 @@ import pytest
 
 from ftrie.api.client import RankFailed
 from model_store.artefact.artefact import Artefact
+from tests.degradation.learning import OfStreams, ending
 from tests.degradation.recovered import Recovered
-from tests.degradation.system import Running
+from tests.degradation.system import COMPILE_S, Running
+from tests.degradation.test_trainer_and_disk import checkpoints
 from tests.degradation.whole_shop import WholeShop, whole_shop
 from tests.server import shop
 from tests.waiting import eventually
@@ -108,6 +110,26 @@ def test_no_memory_to_read_a_request_or_to_answer_it(whole: WholeShop, recovered
     eventually(lambda: bool(running.logs("rank failed")), "its line in the log")
     eventually(lambda: whole.metric("ftrie_errors_total", status="RESOURCE_EXHAUSTED") >= 1, "its count")
     recovered.then(lambda: running.client.rank(candidates=many[:1000], top_k=1).version == SMALL, "an answer")
+
+
+@pytest.mark.slow
+def test_no_memory_for_a_trainer(tmp_path: Path, recovered: Recovered) -> None:
+    system = OfStreams(tmp_path, "--every", "1s")
+    trainer = system.trainer
+    with ending(system):
+        eventually(system.has_learned_all, "all is served", COMPILE_S)
+        eventually(lambda: bool(checkpoints(trainer.state)), "a checkpoint")
+        # Its limit goes with it.
+        resource.prlimit(trainer.process.pid, resource.RLIMIT_AS, (1 << 20, resource.RLIM_INFINITY))
+        for _ in range(10):
+            system.more(150)
+        eventually(trainer.has_ended, "its end")
+        assert trainer.process.returncode == 1
+        assert "not enough memory" in trainer.said() and "Traceback" not in trainer.said()
+        recovered.from_now()
+        trainer.start()
+        recovered.when(system.has_learned_all, "started again it has learned all", COMPILE_S)
+        assert trainer.status()["events"] == system.day.given
 
 
 def refused(whole: WholeShop) -> float:

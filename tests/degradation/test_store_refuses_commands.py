@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ftrie.api.client import RankFailed
@@ -9,7 +11,10 @@ from ftrie.demo.processes import free_port
 from model_store.errors import StoreError, StoreUnavailable
 from model_store.store import Store
 from tests.degradation.recovered import Recovered
-from tests.degradation.whole_shop import WholeShop
+from tests.degradation.system import Valkey
+from tests.degradation.test_feedback_not_taken import clicks, not_taken, taken_once
+from tests.degradation.test_trainer_and_disk import fill, on_a_disk_of_its_own
+from tests.degradation.whole_shop import WholeShop, shop_on
 from tests.server import shop
 from tests.waiting import eventually
 
@@ -43,6 +48,37 @@ def test_store_is_out_of_memory(whole: WholeShop, recovered: Recovered) -> None:
     nothing_is_lost_but_publishing(whole, "maxmemory")
     whole.store.client.config_set("maxmemory", "0")
     publishes_again(whole, recovered)
+
+
+def is_full(whole: WholeShop) -> bool:
+    try:
+        whole.new_user()
+    except StoreUnavailable as error:
+        return "MISCONF" in str(error)
+    return False
+
+
+@pytest.mark.slow
+def test_disk_of_the_store_is_full(tmp_path: Path, recovered: Recovered) -> None:
+    folder = tmp_path / "store"
+    folder.mkdir()
+    valkey = Valkey(folder, within=on_a_disk_of_its_own(folder))
+    try:
+        with shop_on(valkey.url, tmp_path) as whole:
+            client = whole.store.client
+            client.config_set("appendonly", "yes")
+            eventually(lambda: not client.info("persistence")["aof_rewrite_in_progress"], "a file of its own")
+            filler = Path(f"/proc/{valkey.process.pid}/root{folder}/filler")
+            fill(filler)
+            eventually(lambda: is_full(whole), "a write that the disk does not take")
+            nothing_is_lost_but_publishing(whole, "MISCONF")
+            events = clicks(whole)
+            not_taken(whole, events, "accepts no writes now")
+            filler.unlink()
+            taken_once(whole, recovered, events)
+            publishes_again(whole, recovered)
+    finally:
+        valkey.kill()
 
 
 def test_store_is_a_replica_without_its_primary(whole: WholeShop, recovered: Recovered) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
+import weakref
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -71,6 +73,29 @@ def asked(store: Store) -> int:
     """How many records the store was asked for."""
     found = store.client.info("commandstats").get("cmdstat_hmget")
     return int(found["calls"]) if found else 0
+
+
+class Held:
+    """What a call has at hand, such as the version that it is scored by."""
+
+
+def held_by_a_call(users: Users, together: bool) -> weakref.ref[Held]:
+    held, wanted = Held(), SERVED.user_fields
+    read = users.read_together(["nobody"], SERVED.name, wanted, 0.05) if together else {}
+    _, notes = users.find("nobody", 0, SERVED.name, wanted, PATIENT, read.get("nobody"))
+    assert "no answer" in str(notes[0])
+    return weakref.ref(held)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_failed_read_keeps_nothing_of_its_call(store: Store, hasty: StoredReads, together: bool) -> None:
+    users = Users(hasty)
+    gc.disable()  # a worker looks for circles rarely
+    try:
+        with stalled(store):
+            assert held_by_a_call(users, together)() is None
+    finally:
+        gc.enable()
 
 
 Tokens = dict[str, list[tuple[bytes, float]]]
