@@ -25,7 +25,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
@@ -55,7 +55,7 @@ SHARE = 0.05
 """A growth over the measured time below this share of the mean is no growth."""
 GRAIN = {
     "rss_mib": 3.0,
-    "descriptors": 3.0,
+    "descriptors": 5.0,
     "threads": 2.0,
     "memory_mib": 1.0,
     "keys": 300.0,
@@ -387,7 +387,8 @@ def soak(folder: Path, minutes: float, rate: float, seed: int, say: Callable[[st
     series = Series(folder / "samples.jsonl")
     try:
         whole.valkey.start()
-        begin(folder, whole.valkey.url, WINDOW_S, SHORT)
+        with redirect_stdout(sys.stderr):  # what `ftrie train` prints
+            begin(folder, whole.valkey.url, WINDOW_S, SHORT)
         for process in (*whole.servers, whole.trainer):
             process.start()
         for server in whole.servers:
