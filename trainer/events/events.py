@@ -243,13 +243,14 @@ class Opening:
     """What sources are opened for.
 
     store: the one that the model is published to, if there is one. on_note: receives remarks. once: read what is there
-    now, then end.
+    now, then end. positions: of all sources, as in the checkpoint.
     """
 
     spec: ModelSpec
     store: Store | None
     on_note: Callable[[str], None]
     once: bool
+    positions: Sequence[SourcePosition] = ()
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,7 @@ def open_sources(
     """
     if not names:
         raise InputError(f"no source of events: expected {_EXPECTED}")
-    opening = Opening(spec, store, on_note, once)
+    opening = Opening(spec, store, on_note, once, positions)
     openers: list[Opener] = []
     for name in names:
         if name.startswith(ROWS_PREFIX):

@@ -268,7 +268,7 @@ class Continuity:
         self.passed: int | None = position.get("passed")
         self._name = name
         self._on_note = on_note
-        self._is_new = not position
+        self._is_new = "passed" not in position
         self._lost_as_said = self.lost
         self.first: tuple[int, int, int] | None = tuple(position["first"]) if position.get("first") else None
 
@@ -375,7 +375,15 @@ def _openers(name: str, opening: Opening) -> Iterator[Opener]:
     keys = ModelKeys(opening.spec.model.name)
     known = {"impressions": keys.impressions, "clicks": keys.clicks}
 
+    # A stream of which nothing was read yet counts by the clock that the other one has counted by: by one that was set
+    # ahead meanwhile, its events would wait for hours until the other's have come as far.
+    others = [each for each in opening.positions if each.get("source") in known.values()]
+    clock = {
+        part: each[part] for each in others if "clock_s" in each for part in ("boot", "clock_us", "clock_s")
+    }
+
     def opened(position: SourcePosition, key: str) -> Source:
+        position = position or clock
         if url != STORE:
             return _OwnStream(url, key, position, opening)
         if opening.store is None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from model_store.spec.spec import parse_spec
 from model_store.store import Store
 from model_store.streams.event_streams import EntryId, EventStream, Read
 from tests.trainer.events.sources import all_of, numbers_of, read
 from trainer.events.events import NEVER_US, SourcePosition
-from trainer.sources.redis import StreamSource
+from trainer.sources.open_sources import open_sources
+from trainer.sources.redis import StreamSource, boot, since_boot_s
 
 KEY = "ftrie:{ads}:clicks"
 
@@ -201,6 +204,23 @@ def test_when_the_store_s_clock_steps_back_what_comes_then_is_read_at_the_time_t
     log.put(f"{before // 1000 - 60_000}-0", 1)  # as that clock numbers it
     assert numbers_of(read(source)) == [1] and source.watermark_us() < before - 50_000_000
     assert len(log.notes) == 1 and "stepped back by 60." in log.notes[0]
+
+
+def test_a_stream_of_which_nothing_was_read_counts_by_the_clock_of_the_one_that_was(
+    log: Streamed, store: Store
+) -> None:
+    """The store's clock was set ahead while the trainer was down: both streams believe it as slowly."""
+    spec = parse_spec('[model]\nname = "ads"\n[input]\nlabel = "click"\n')
+    believed_us = time.time_ns() // 1000 - 3_600_000_000
+    clock = {"boot": boot(), "clock_s": since_boot_s(), "clock_us": believed_us}
+    seen = {"source": KEY.replace("clicks", "impressions"), "ms": 0, "seq": 0, "passed": 0, **clock}
+    log.append(1)
+    impressions, clicks = open_sources(["store"], spec, store, [seen, {}], log.notes.append)
+    assert impressions.read() is None
+    chunk = read(clicks)
+    assert chunk.arrived_us is not None
+    assert abs(int(chunk.arrived_us[0]) - believed_us) < 60_000_000
+    assert abs(clicks.watermark_us() - impressions.watermark_us()) < 60_000_000
 
 
 def test_an_id_from_the_future_and_those_that_inherit_it_arrive_when_they_are_read(log: Streamed) -> None:
