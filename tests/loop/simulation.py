@@ -148,8 +148,8 @@ class Simulation(Failing):
         self._threads: list[threading.Thread] = []
         self._of_thread: dict[int, Task] = {}
         self._real = threading.local()
+        self._unanswered = set[int]()
         self._scripts: dict[bytes, bytes] = {}
-        self._last_ms: dict[bytes, int] = {}
         self._answers: dict[int, bytes] = {}
 
     # -- the clock
@@ -311,7 +311,27 @@ class Simulation(Failing):
         raise OSError(code, os.strerror(code))
 
     def _sending(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        return super()._sending(lambda wire, data, *flags: real(wire, self._timed(bytes(data)), *flags))
+        def send(wire: Any, data: Any, *flags: int) -> Any:
+            self._unanswered.add(wire.fileno())
+            return real(wire, self._timed(bytes(data)), *flags)
+
+        return super()._sending(send)
+
+    def _receiving(self, real: Callable[..., bytes]) -> Callable[..., bytes]:
+        return self._once(super()._receiving(real), real)
+
+    def _receiving_into(self, real: Callable[..., int]) -> Callable[..., int]:
+        return self._once(super()._receiving_into(real), real)
+
+    def _once(self, counted: Callable[..., Any], real: Callable[..., Any]) -> Callable[..., Any]:
+        """An answer is one call, though it may arrive in several parts."""
+
+        def receive(wire: Any, *words: Any) -> Any:
+            is_first = wire.fileno() in self._unanswered or wire.fileno() in self._answers
+            self._unanswered.discard(wire.fileno())
+            return (counted if is_first else real)(wire, *words)
+
+        return receive
 
     def _refused(self, wire: socket.socket, data: Any, failure: str) -> bool:
         """Answered here: the store itself would refuse the other processes too."""
