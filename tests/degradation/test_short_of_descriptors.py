@@ -6,6 +6,8 @@ import os
 import resource
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +22,7 @@ from model_store.store import Store
 from tests.degradation.learning import OfStreams, ending
 from tests.degradation.load import EXPECTED
 from tests.degradation.recovered import Recovered
-from tests.degradation.system import COMPILE_S, Valkey, serving
+from tests.degradation.system import COMPILE_S, ROOT, Valkey, serving
 from tests.degradation.test_trainer_and_disk import checkpoints
 from tests.degradation.whole_shop import WholeShop
 from tests.server import shop
@@ -179,3 +181,12 @@ def serves(whole: WholeShop, version: int) -> bool:
         if error.code is not grpc.StatusCode.UNAVAILABLE:
             raise
         return False
+
+
+@pytest.mark.slow
+def test_server_with_too_few_does_not_start(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ftrie", "serve", shop.NAME, "--store", f"embedded:{tmp_path}"]
+    limited = ["sh", "-c", 'ulimit -n 63 && exec "$@"', "sh", *command, "--port", "0"]
+    ended = subprocess.run(limited, cwd=ROOT, capture_output=True, text=True, timeout=COMPILE_S)
+    assert ended.returncode == 6
+    assert "ulimit -n 63" in ended.stderr
