@@ -4,9 +4,10 @@
 -- KEYS  1 trainer HASH · 2 epoch STRING
 -- ARGV  1 "take", "renew", "release", or "look", which takes nothing · 2 owner · 3 epoch, 0 to take or look
 --       4 duration, ms · 5 host · 6 process · 7 rows
+--       8 the lease's until_ms as found before, while by the caller's own clock that lease is not over; else empty
 --
 -- Returns {"ok", epoch, the rows this owner passed last, 1 if the store had lost the lease being renewed}
---         {"held", host, process, ms since it was last seen}        another owner's lease is valid
+--         {"held", host, process, ms since it was last seen, until_ms, ms until it ends}   another owner's lease is valid
 --         {"stale", epoch, host, process}                           another owner has taken it since
 --         {"junk", key, what was found, what is expected}           see checks.lua
 --
@@ -21,9 +22,12 @@ local now = now_ms()
 
 local same, rows, lost = there.owner == owner, ARGV[7], 0
 -- An owner of the same name is the same trainer after a crash: it need not wait until its own lease expires.
-local others = there.owner and not same and is_valid(KEYS[1], there, now)
+-- One that is over too early, and was not renewed or released since it was found: the store's clock was set ahead, and
+-- its holder, which lives for all that is known, has not renewed it yet.
+local others = there.owner and not same and
+  (is_valid(KEYS[1], there, now) or ARGV[8] == string.format('%.0f', there.until_ms))
 if (verb == 'take' or verb == 'look') and others then
-  return {'held', there.host, there.process, now - there.seen_ms}
+  return {'held', there.host, there.process, now - there.seen_ms, there.until_ms, there.until_ms - now}
 end
 if verb == 'look' then
   return {'ok', 0, 0, 0}

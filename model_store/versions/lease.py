@@ -7,6 +7,7 @@ docs/redis_keys.md describes the record.
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from typing import Any
@@ -44,6 +45,9 @@ class TrainerLease:
         keys = ModelKeys(model)
         self.keys = (keys.lease(partition), keys.epoch)
         self._rows = 0
+        self._clock = connection.clock
+        # The lease of another owner as last found: its until_ms, and when it ends by this process's clock.
+        self._until_ms, self._ends_s = 0, -math.inf
         self._run = connection.script("lease")
 
     def take(self) -> int:
@@ -53,7 +57,10 @@ class TrainerLease:
         """
         answer = self._ask("take", 0)
         if answer[0] == b"held":
-            raise LeaseHeld(held(self.model, *answer[1:]))
+            *words, self._until_ms, left_ms = answer[1:]
+            if left_ms > 0:
+                self._ends_s = self._clock.monotonic() + left_ms / 1000
+            raise LeaseHeld(held(self.model, *words))
         _, self.epoch, self.earlier_rows, _ = answer
         self._rows = self.earlier_rows
         return self.epoch
@@ -79,7 +86,7 @@ class TrainerLease:
         """Raise LeaseHeld while another owner's lease is valid; changes nothing."""
         answer = self._ask("look", 0)
         if answer[0] == b"held":
-            raise LeaseHeld(held(self.model, *answer[1:]))
+            raise LeaseHeld(held(self.model, *answer[1:4]))
 
     def _ask(self, verb: str, epoch: int) -> list[Any]:
         words = [
@@ -90,6 +97,7 @@ class TrainerLease:
             socket.gethostname(),
             os.getpid(),
             self._rows,
+            self._until_ms if self._clock.monotonic() < self._ends_s else "",
         ]
         answer: list[Any] = self._run(self.keys, words)
         return answer

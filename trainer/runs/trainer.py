@@ -166,10 +166,12 @@ class Trainer:
         owner, folder = lease_owner(options.folder), options.folder
         numbers = sorted(range(1, count + 1), key=lambda each: not (folder / f"partition-{each}").exists())
 
+        wanted = numbers if number is None else [number]
+        leases = [(each, self._store.trainer_lease(name, owner, each)) for each in wanted]
+
         def take() -> tuple[int, TrainerLease]:
             held: LeaseHeld | None = None
-            for each in numbers if number is None else [number]:
-                lease = self._store.trainer_lease(name, owner, each)
+            for each, lease in leases:
                 try:
                     lease.take()
                     return each, lease
