@@ -14,6 +14,7 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
+from traceback import clear_frames
 from typing import Any
 
 import hiredis
@@ -116,6 +117,11 @@ class DirectConnection:
     def _fail(self, error: BaseException, wait_s: float) -> None:
         """Close the connection. Raises redis-py's error for one of the socket."""
         self.close()
+        # redis-py's `_connect` keeps its error in the frame that the error keeps: a circle with all callers.
+        cause: BaseException | None = error
+        while cause is not None:
+            clear_frames(cause.__traceback__)
+            cause = cause.__context__
         # SO_RCVTIMEO and SO_SNDTIMEO end a blocking call with EAGAIN, which Python raises as BlockingIOError.
         if isinstance(error, TimeoutError | BlockingIOError):
             raise RedisTimeoutError(f"no answer within {wait_s * 1000:.0f} ms") from None

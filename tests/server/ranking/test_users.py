@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import socket
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,8 @@ from hypothesis import strategies as st
 
 from ctr.v1.ranking_pb2 import RankRequest
 from model_store.errors import StoreUnavailable
+from model_store.redis.connection import StoreConnection
+from model_store.redis.direct_connection import DirectConnection
 from model_store.spec.values import Value
 from model_store.store import Store
 from server.errors import DeadlinePassed
@@ -94,6 +97,26 @@ def test_failed_read_keeps_nothing_of_its_call(store: Store, hasty: StoredReads,
     try:
         with stalled(store):
             assert held_by_a_call(users, together)() is None
+    finally:
+        gc.enable()
+
+
+def test_refused_connection_keeps_nothing_of_its_call() -> None:
+    def refused() -> weakref.ref[Held]:
+        held = Held()
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        try:
+            DirectConnection(StoreConnection(f"redis://127.0.0.1:{port}", 1.0), 1.0).ask_each(
+                [(b"", b"")], 1.0
+            )
+        except StoreUnavailable:
+            return weakref.ref(held)
+        raise AssertionError("it was not refused")
+
+    gc.disable()
+    try:
+        assert refused()() is None
     finally:
         gc.enable()
 
