@@ -299,10 +299,10 @@ MUTATIONS = (
         GUARD,
     ),
     Mutation(
-        "gate: a call past its deadline has time",
+        "gate: a call too many has a place",
         "server/serve/gate.py",
-        "max(deadline - time.time(), 0.0)",
-        "abs(deadline - time.time())",
+        "len(self._begun) >= self.places",
+        "len(self._begun) > self.places",
         GATE,
     ),
     # resuming

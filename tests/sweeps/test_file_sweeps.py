@@ -21,6 +21,7 @@ from server.events.sinks import RotatingFile
 from server.model.shared_memory import Parts, SharedBlock
 from server.sync.last_good import KeptExperiments, LastGood
 from tests.model_store.models import KEYS, model
+from tests.sweeps.failing import Failing
 from tests.sweeps.sweep import Operation, sweep
 from trainer.checkpoint.folder import CheckpointFolder
 
@@ -68,6 +69,12 @@ def test_a_file_written_whole(tmp_path: Path) -> None:
         lambda folder: (folder / "f").read_bytes(),
         leaves=unexpected("f"),
     )
+
+
+def test_a_file_is_on_disk_before_it_has_its_name_and_then_the_name_is(tmp_path: Path) -> None:
+    with Failing() as counted:
+        write_whole(tmp_path / "f", b"new")
+    assert counted.calls == ["open", "write", "sync", "rename", "sync"]
 
 
 @pytest.mark.parametrize("name", ["m.arrow", "m.json"])

@@ -44,6 +44,13 @@ def publish_line(ads: ModelVersions, stages: int, first: int = 0) -> list[int]:
     return versions
 
 
+def test_a_version_between_that_is_of_no_chain_needs_the_snapshot(ads: ModelVersions) -> None:
+    first = ads.publish(stage(0))
+    beside = ads.publish(stage(7))
+    delta = ads.publish(stage(1).changes_since(stage(0), version=first))
+    assert ads.delta_chain(beside, ads.manifest(delta), at_most=9) is None
+
+
 @on_every_kind
 def test_a_chain_is_put_together_bit_for_bit_and_listed_and_fetched_as_it_is_stored(
     ads: ModelVersions, store_url: str
@@ -53,6 +60,8 @@ def test_a_chain_is_put_together_bit_for_bit_and_listed_and_fetched_as_it_is_sto
         assert [each.version for each in ads.chain(version)] == versions[: number + 1]
         assert ads.materialise(version).to_bytes() == stage(number).to_bytes()
         assert ads.manifest(version).content == stage(number).content
+    assert [each.version for each in ads.delta_chain(1, ads.manifest(4), at_most=3) or ()] == [2, 3, 4]
+    assert ads.delta_chain(1, ads.manifest(4), at_most=2) is None
     found = ads.versions()
     assert [info.kind for info in found] == ["snapshot", *["delta"] * 4]
     assert [info.parent for info in found] == [None, 1, 2, 3, 4]

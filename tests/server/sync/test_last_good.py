@@ -70,6 +70,9 @@ def test_blocks_that_stay_are_written_once_and_those_out_of_use_removed(tmp_path
     assert kept is not None
     again.save(replace(again.load(kept), version=5))
     assert base.stat().st_mtime_ns == written, "what was read from disk needs no writing"
+    base.unlink()
+    again.save(replace(parts, version=6))
+    assert read(tmp_path).base.arrays["numbers"][0] == 1, "but what somebody has removed is written again"
 
 
 def flip(path: Path) -> None:
