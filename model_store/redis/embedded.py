@@ -270,7 +270,8 @@ def stop(home: Path, socket: Path) -> None:
         pass  # a full disk: nothing more can be saved
     except redis.exceptions.RedisError:
         return  # it has ended already, or lost its socket
-    with suppress(redis.exceptions.ConnectionError):  # the connection ends with the server
+    # The connection ends with the server. Where the order is lost, the guardian stops a server that nobody uses.
+    with suppress(redis.exceptions.ConnectionError, redis.exceptions.TimeoutError):
         client.execute_command("SHUTDOWN")
     client.close()
     deadline = time.monotonic() + STOP_TIMEOUT_S

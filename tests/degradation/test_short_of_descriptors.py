@@ -166,7 +166,7 @@ def test_trainer_may_open_no_more(tmp_path: Path, recovered: Recovered) -> None:
         eventually(lambda: bool(checkpoints(trainer.state)), "a checkpoint")
         with few_descriptors(trainer.process.pid, 0):
             system.more()
-            eventually(lambda: trainer.has("failed_checkpoints", 1), "a failed checkpoint")
+            eventually(lambda: trainer.has("failed_checkpoints", 1), "a failed checkpoint", COMPILE_S)
             eventually(system.has_learned_all, "all is served")
             assert "Too many open files" in trainer.said()
             learned = trainer.status()["examples"]

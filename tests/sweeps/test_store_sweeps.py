@@ -108,10 +108,6 @@ def rollback(world: Shop) -> None:
         ads.rollback()
 
 
-def collect(world: Shop) -> None:
-    world.store.model("ads").gc(1)
-
-
 def divide(world: Shop) -> None:
     world.store.model("ads").experiments.change(lambda e: replace(e, shares={"base": 0.2, "plain": 0.8}))
 
@@ -145,7 +141,6 @@ OPERATIONS: list[Callable[[Shop], None]] = [
     publish_delta,
     activate,
     rollback,
-    collect,
     divide,
     stop,
     put_candidates,
