@@ -60,7 +60,7 @@ test: $(TEST)
 	@$(BIN)/pytest --numprocesses $$(( $(CORES) + 1 )) -m "not slow"
 
 test-all: $(DEV)
-	@$(BIN)/pytest --numprocesses $$(( $(CORES) * 5 / 2 ))
+	@$(BIN)/pytest --numprocesses $$(( $(CORES) * 2 ))
 
 MINUTES ?= 30
 
