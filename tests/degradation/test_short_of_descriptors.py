@@ -78,7 +78,11 @@ def cpu_s(pid: int) -> float:
 def few_descriptors(pid: int, more: int) -> Iterator[None]:
     """The process may open so many more files than it has open."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    before = resource.prlimit(pid, resource.RLIMIT_NOFILE, (descriptors(pid) + more, most))
+    counts = []
+    for _ in range(50):  # the least of a second: a file that it has open for a moment leaves room afterwards
+        counts.append(descriptors(pid))
+        time.sleep(0.02)
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE, (min(counts) + more, most))
     try:
         yield
     finally:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
+import math
 import os
 import random
 import threading
@@ -27,7 +29,7 @@ from model_store.store import Store
 from model_store.waiting import StopRequest
 from server.model.items import _BUFFERS
 from server.serve.worker import Worker
-from server.settings import Settings
+from server.settings import DEFAULT_USER_TTL_S, Settings
 from server.sync.state_folder import StateFolder
 from server.sync.store_sync import StoreSync
 from server.telemetry.meter import Meter, Totals
@@ -269,6 +271,8 @@ class Loop:
         """The versions that `contents` has, of those that the store has now."""
         self.items = {item: [values] for item, values in ITEMS.items()}
         self.reported_s = 0.0
+        self.users_since_s = -math.inf
+        """Since when the store has the users, without a loss."""
         self.written: tuple[int, int, int] | None = None
         """What another writer has published and not activated, its epoch, and the `orders` before it."""
         self.orders = 0
@@ -516,6 +520,7 @@ class Loop:
         for key, value in kept.items():
             self.store.client.restore(key, 0, value)
         self.seen.clear()
+        self.users_since_s = math.inf
         self.written, self.may_go_back, self.went_back = None, True, True
         if self.draw.random() < 0.5:
             self.load_records()
@@ -527,6 +532,8 @@ class Loop:
         self.store_away()
 
     def load_records(self) -> None:
+        if self.users_since_s == math.inf:
+            self.users_since_s = self.simulation.monotonic()
         self.store.records.put_users(USERS.items())
         self.store.records.put_items([(item, values[-1]) for item, values in self.items.items()])
 
@@ -630,14 +637,18 @@ class Loop:
         if answer.version not in self.seen:
             self.learn_versions()
         lacks_user = any(each.part == "user_features" for each in answer.degraded)
-        example = {"hour": hour, **({} if lacks_user else USERS.get(cookie, {}))}
+        users = [{} if lacks_user else USERS.get(cookie, {})]
+        # One who was first read while the store had lost its users is unknown, as others are, until read again.
+        if self.simulation.monotonic() < self.users_since_s + DEFAULT_USER_TTL_S:
+            users.append({})
         variant = PLAN.variants.index(answer.variant)
         lacking = set(answer.unknown_items)
         for item in answer.items:
             expected = []
             # Items change beside versions: each is as it is, or was.
-            for values in [{}] if item.id in lacking else self.items[item.id]:
-                keys = PLAN.keys({**example, **values, "item": item.id})
+            kinds = [{}] if item.id in lacking else self.items[item.id]
+            for user, values in itertools.product(users, kinds):
+                keys = PLAN.keys({"hour": hour, **user, **values, "item": item.id})
                 expected += [
                     sum(weights.get(key, (0.0, 0))[0] * x for key, x, mask in keys if mask >> variant & 1)
                     for weights in self.contents[answer.version].values()
@@ -842,16 +853,36 @@ def run(seed: int, url: str, folder: Path, say: Callable[[str], None] | None = N
     assert loop.was_killed or not left, f"seed {seed} has left {left}"
     del loop
     gc.collect()
+    give_back()
     more = held() - before
     assert not more, f"seed {seed} has left {more}"
 
 
+_TAKEN = set[int]()
+"""Descriptors of processes that were killed, which are open for nothing now."""
+
+
 def close_all(folder: Path) -> None:
-    """Close the files of a folder: those that a process had just opened when it was killed."""
+    """Close the files of a folder: those that a process had just opened when it was killed.
+
+    Their numbers stay taken: what still holds one closes it when it is freed, and must not close another's.
+    """
+    nothing = os.open(os.devnull, os.O_RDWR)
     for number in map(int, os.listdir("/proc/self/fd")):
         with suppress(OSError):
             if os.readlink(f"/proc/self/fd/{number}").startswith(f"{folder}/"):
+                os.dup2(nothing, number)
+                _TAKEN.add(number)
+    os.close(nothing)
+
+
+def give_back() -> None:
+    """Close what `close_all` has left, if nothing holds it."""
+    for number in _TAKEN:
+        with suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{number}") == os.devnull:
                 os.close(number)
+    _TAKEN.clear()
 
 
 def held() -> Counter[str]:
