@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import gc
 import itertools
 import json
+import logging
 import math
 import os
 import random
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import structlog
 
 from ctr.v1.feedback_pb2 import FeedbackEvent, FeedbackKind, ReportRequest
 from ctr.v1.ranking_pb2 import RankRequest, RankResponse
@@ -33,7 +36,7 @@ from server.settings import DEFAULT_USER_TTL_S, Settings
 from server.sync.state_folder import StateFolder
 from server.sync.store_sync import StoreSync
 from server.telemetry.meter import Meter, Totals
-from tests.loop.simulation import KILL, Fault, Killed, Process, Simulation
+from tests.loop.simulation import KILL, Fault, Killed, Process, Simulation, warm
 from tests.sweeps.failing import FAILURES
 from tests.trainer.events.oracle import Event, OracleJoin
 from trainer.output import SILENT
@@ -892,3 +895,22 @@ def held() -> Counter[str]:
         with suppress(OSError):
             found.append(os.readlink(f"/proc/self/fd/{number}"))
     return Counter(each for each in found if not each.startswith("anon_inode:"))
+
+
+def main() -> None:
+    """Run seeds, and end with the first that fails."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("url")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("seeds", type=int, nargs="+")
+    parser.add_argument("--trace", action="store_true")
+    asked = parser.parse_args()
+    if not asked.trace:
+        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    warm(SPEC)
+    for seed in asked.seeds:
+        run(seed, asked.url, asked.folder / str(seed), print if asked.trace else None)
+
+
+if __name__ == "__main__":
+    main()

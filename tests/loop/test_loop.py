@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-import logging
+import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-import structlog
 
-from tests.loop.loop import SPEC, run
-from tests.loop.simulation import warm
-
+ROOT = Path(__file__).parents[2]
 FAST, SEEDS, PARTS = 8, 1_000, 8
 
 
 @pytest.fixture(scope="module")
 def url(valkey_url: str) -> str:
     """The store's socket: without the locks by which processes share an embedded one."""
-    warm(SPEC)
     return f"unix://{valkey_url.removeprefix('embedded:')}/valkey.sock"
 
 
 def run_all(seeds: Iterable[int], url: str, folder: Path, config: pytest.Config) -> None:
+    """Run them in a process that has no threads but those of the simulation."""
     only = config.getoption("--loop-seed")
-    if only is None:
-        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    for seed in seeds if only is None else [only]:
-        run(seed, url, folder / str(seed), print if only is not None else None)
+    chosen = map(str, seeds) if only is None else ("--trace", str(only))
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.loop.loop", url, folder, *chosen],
+        cwd=ROOT,
+        stderr=subprocess.PIPE if only is None else None,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr
 
 
 def test_what_is_shown_and_clicked_is_learned_once_and_served(
