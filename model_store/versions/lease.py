@@ -78,8 +78,9 @@ class TrainerLease:
         if answer[3]:  # not += of 0, which may undo that of another thread
             self.losses += 1
 
-    def release(self) -> None:
-        """End the lease now. Raises StaleEpoch if another trainer has it."""
+    def release(self, *, rows: int | None = None) -> None:
+        """End the lease now, and record `rows` as `renew` does. Raises StaleEpoch if another trainer has it."""
+        self._rows = self._rows if rows is None else rows
         self._checked(self._ask("release", self.epoch))
 
     def refuse_while_held(self) -> None:

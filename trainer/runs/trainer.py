@@ -580,7 +580,7 @@ class LeaseHolder:
         self._thread.join()
         if self._lost is None:
             try:
-                self._lease.release()
+                self._lease.release(rows=self._published_rows())
             except StoreError:
                 return  # it expires
 

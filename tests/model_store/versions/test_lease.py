@@ -66,6 +66,9 @@ def test_the_same_owner_takes_over_at_once_with_a_higher_epoch_and_what_was_publ
     assert (killed.earlier_rows, successor.earlier_rows) == (0, 1234)
     with pytest.raises(StaleEpoch):
         killed.renew()
+    successor.release(rows=2345)
+    killed.take()
+    assert killed.earlier_rows == 2345
 
 
 def test_what_another_owner_has_published_is_not_taken_for_ones_own(store: Store) -> None:
