@@ -11,7 +11,7 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from errno import EACCES, EPERM, EROFS
+from errno import EACCES, EMFILE, ENFILE, ENOLCK, ENOMEM, EPERM, EROFS
 from pathlib import Path
 from typing import BinaryIO
 
@@ -69,6 +69,11 @@ def holder(path: Path) -> str:
 def address_of(host: str, port: int) -> str:
     """HOST:PORT, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
+def elsewhere(error: OSError, remedy: str) -> str:
+    """A remedy by another file or folder, for the end of a message; "" if the process lacks descriptors or memory."""
+    return "" if error.errno in (EMFILE, ENFILE, ENOLCK, ENOMEM) else f"; {remedy}"
 
 
 def port_taken(port: int) -> str:

@@ -28,7 +28,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from model_store.errors import StoreError, StoreUnavailable
-from model_store.files import is_held, lock, locked
+from model_store.files import elsewhere, is_held, lock, locked
 from model_store.redis import valkey_guardian
 from model_store.redis.valkey_guardian import STOP_TIMEOUT_S
 
@@ -91,8 +91,8 @@ def _prepare(directory: Path) -> Path:
         return directory.resolve()
     except OSError as error:
         raise StoreError(
-            f"expected a directory for the embedded store, got {directory}: {error.strerror}; "
-            "name another with --store embedded:DIR"
+            f"expected a directory for the embedded store, got {directory}: {error.strerror}"
+            + elsewhere(error, "name another with --store embedded:DIR")
         ) from error
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from model_store.errors import OutputError, ServerError, StoreUnavailable
+from model_store.files import elsewhere
 from model_store.redis.connection import StoreConnection
 from model_store.redis.servers import EMBEDDED, SCHEMES
 from model_store.store import Store
@@ -157,7 +158,8 @@ class RotatingFile:
                 pass
         except OSError as error:
             raise OutputError(
-                f"cannot write {what} {self._path}: {error.strerror}; name a file that can be written"
+                f"cannot write {what} {self._path}: {error.strerror}"
+                + elsewhere(error, "name a file that can be written")
             ) from error
 
     def append(self, lines: bytes) -> None:

@@ -8,11 +8,10 @@ owner may read it. A call only queues its bytes; if the disk is full, or slower 
 from __future__ import annotations
 
 import json
-import os
 import random
+import sys
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -22,7 +21,6 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import DecodeError
 
 from ctr.v1.ranking_pb2 import RankRequest
-from model_store.errors import ServerError
 from server.events import sinks
 from server.events.shadows import ShadowLog
 from server.events.writer import BackgroundWriter
@@ -43,7 +41,7 @@ def check(settings: Settings) -> None:
     if settings.traces:
         import_module("server.telemetry.tracing")  # raises if OpenTelemetry is missing
     if settings.record:
-        os.close(opened(settings.record))
+        _file(settings.record).check("requests to")
     if (shadow_log := ShadowLog.of(settings, lambda metric, model: None)) is not None:
         shadow_log.close()
     sinks.check(settings)
@@ -88,24 +86,19 @@ class Observers:
         self._closers.append(spans.shutdown)
 
 
-def opened(path: str) -> int:
-    """A descriptor that appends to the file, readable by its owner only. Raises ServerError."""
-    try:
-        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise ServerError(f"cannot record to {path}: {error.strerror}") from error
+def _file(path: str) -> sinks.RotatingFile:
+    return sinks.RotatingFile(path, sys.maxsize, 0, 0o600)  # never full
 
 
 class Recorder:
     """Appends requests to a file. Several processes may append to the same file."""
 
     def __init__(self, path: str, share: float) -> None:
-        """share: of the requests, from 0 to 1, drawn at random. Raises ServerError if the file cannot be opened."""
-        self._file = opened(path)
+        """share: of the requests, from 0 to 1, drawn at random. Raises OutputError if it cannot be written."""
+        self._file = _file(path)
+        self._file.check("requests to")
         self._share = share
-        self._writer = BackgroundWriter(
-            "recorder", self._write, most=MOST_WAITING, batch=BATCH, on_end=partial(os.close, self._file)
-        )
+        self._writer = BackgroundWriter("recorder", self._write, most=MOST_WAITING, batch=BATCH)
 
     def take(self, message: bytes) -> None:
         """Record a request, if it is drawn and there is room."""
@@ -117,7 +110,7 @@ class Recorder:
         self._writer.close(time.monotonic() + CLOSE_WITHIN_S)
 
     def _write(self, batch: Sequence[tuple[float, bytes]]) -> bool:
-        """One write a line: the system keeps a write whole beside those of other processes."""
+        """A line is whole or absent, also where the disk takes a part of it."""
         for at, message in batch if self._share else ():
             try:
                 request = MessageToDict(RankRequest.FromString(message), preserving_proto_field_name=True)
@@ -125,7 +118,7 @@ class Recorder:
                 continue  # such a request is refused
             line = json.dumps({"at": round(at, 6), "request": request}, ensure_ascii=False) + "\n"
             try:
-                os.write(self._file, line.encode("utf-8", "surrogatepass"))
+                self._file.append(line.encode("utf-8", "surrogatepass"))
             except OSError as error:
                 _log.error("recording ends", error=str(error))
                 self._share = 0.0

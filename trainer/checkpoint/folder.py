@@ -253,8 +253,12 @@ class CheckpointFolder:
         self.path = path
         self._warn = on_warning
         self._lock = lock_folder(path)
-        for left in path.glob(f"*{_TEMPORARY}"):
-            left.unlink()
+        try:
+            for left in path.glob(f"*{_TEMPORARY}"):
+                left.unlink()
+        except OSError as error:
+            self.close()  # else the next try finds the folder in use
+            raise CheckpointError(f"cannot delete {left}: {error.strerror}") from error
 
     def write(self, rows: int, description: Mapping[str, Any], arrays: Arrays | NamedArrays) -> Path:
         """Write the checkpoint of a run that has learned from `rows` rows, then delete all but the newest KEPT.
@@ -287,7 +291,10 @@ class CheckpointFolder:
                 damaged.append(error)
                 continue
             for bad in paths[: len(damaged)]:
-                bad.replace(bad.with_suffix(SUFFIX + DAMAGED))
+                try:
+                    bad.replace(bad.with_suffix(SUFFIX + DAMAGED))
+                except OSError as error:
+                    raise CheckpointError(f"cannot rename {bad}: {error.strerror}") from error
             return path, description, arrays, len(damaged)
         if damaged:
             raise CheckpointError(

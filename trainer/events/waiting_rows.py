@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from model_store.errors import CheckpointError, OutputError, counted
-from model_store.files import whole_file
+from model_store.files import elsewhere, whole_file
 from trainer.checkpoint import file
 from trainer.checkpoint.folder import KEPT
 from trainer.formats.stored_rows import joined, merged_schema, runs
@@ -218,7 +218,7 @@ class Segments:
             except OSError as error:
                 raise OutputError(
                     f"cannot write {path}: {error.strerror}; nothing is lost, the rows that wait for their clicks are "
-                    "still in memory: make room there, and it is tried again"
+                    f"still in memory, and it is tried again{elsewhere(error, 'make room there')}"
                 ) from error
             with self._lock:
                 written = {self._found[number][0] for number in numbers}

@@ -36,7 +36,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from model_store.errors import CheckpointError, InputError, OutputError
-from model_store.files import whole_file
+from model_store.files import elsewhere, whole_file
 from trainer.formats.batch import HEAD_BYTES, STDIN, LazyColumns, Position, RowBatch, as_stored, sha256_of
 from trainer.formats.cells import CellSets, CellText
 from trainer.formats.reader import LogReader, path_of
@@ -139,7 +139,7 @@ class Blocks:
     def __init__(self, path: Path | None = None, index: npt.NDArray[np.int64] | None = None) -> None:
         self._pieces = [Piece(*row) for row in index.tolist()] if index is not None else []
         self._where = str(path) if path is not None else f"a temporary file in {tempfile.gettempdir()}"
-        self._remedy = "" if path is not None else "; TMPDIR names another folder"
+        self._is_temporary = path is None
         try:
             if path is None:
                 self._file: BinaryIO = tempfile.TemporaryFile(prefix="ftrie-", buffering=0)  # noqa: SIM115 (see __exit__)
@@ -224,8 +224,9 @@ class Blocks:
         )
 
     def _unwritable(self, error: OSError) -> OutputError:
+        remedy = elsewhere(error, "TMPDIR names another folder") if self._is_temporary else ""
         return OutputError(
-            f"the rows for later passes cannot be written to {self._where}: {error.strerror}{self._remedy}"
+            f"the rows for later passes cannot be written to {self._where}: {error.strerror}{remedy}"
         )
 
 

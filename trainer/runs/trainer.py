@@ -612,7 +612,9 @@ def lease_owner(folder: Path) -> str:
     except FileNotFoundError:
         owner = secrets.token_hex(8)
         write_whole(path, owner.encode())
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
         raise CheckpointError(
             f"{path}: {error}; expected a name in ASCII: delete the file to create a new one"
         ) from error

@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from ctr.v1.ranking_pb2 import RankRequest
-from model_store.errors import ServerError
+from model_store.errors import OutputError
 from server.errors import Degradation
 from server.serve.observers import Observers, Recorded, Recorder
 from server.serve.ranking_service import RANK
@@ -160,7 +160,7 @@ def test_a_full_disk_ends_a_recording_and_a_file_that_is_none_is_refused(
         recorder.close()
         assert call(handlers, b"") is grpc.StatusCode.OK
     assert [entry["event"] for entry in logs] == ["recording ends"]
-    with pytest.raises(ServerError, match="cannot record to .*: No such file"):
+    with pytest.raises(OutputError, match="cannot write requests to .*: No such file"):
         Recorder(str(tmp_path / "no folder" / "requests.jsonl"), 1.0)
 
 

@@ -195,7 +195,7 @@ def test_health_over_http_tells_the_present(store: Store, store_url: str) -> Non
         (["--tls-cert", "nowhere.pem"], "--tls-cert and --tls-key belong together"),
         (["--tls-cert", "nowhere.pem", "--tls-key", "nowhere.pem"], "for TLS: "),
         (["--tokens", "nowhere.toml"], "cannot read the tokens nowhere.toml"),
-        (["--record", "no folder/requests.jsonl"], "cannot record to no folder/requests.jsonl"),
+        (["--record", "no folder/requests.jsonl"], "cannot write requests to no folder/requests.jsonl"),
         (["--shadow-log", "no folder/shadows.jsonl"], "cannot write the shadow log"),
         (["--log-level", "loud"], "got 'loud', expected one of debug, info, warning, error"),
         (["my model"], "got the model name 'my model'"),
