@@ -84,6 +84,24 @@ def test_what_another_owner_has_published_is_not_taken_for_ones_own(store: Store
     assert (other.earlier_rows, again.earlier_rows) == (0, 0)
 
 
+def test_an_epoch_is_given_once_though_its_counter_was_lost(store: Store) -> None:
+    first = lease(store, "a")
+    for _ in range(3):
+        first.take()
+    first.release()
+    store.client.delete(first.keys[1])
+    assert lease(store, "b").take() > first.epoch
+
+
+def test_a_trainer_that_slept_while_another_writer_activated_is_stale(store: Store) -> None:
+    ads, asleep = store.model("ads"), lease(store, "a", RAN_OUT)
+    version = ads.publish(model(), epoch=asleep.take())
+    newer = ads.publish_and_activate(model())
+    with pytest.raises(StaleEpoch):
+        ads.activate(version, epoch=asleep.epoch)
+    assert ads.active() == newer
+
+
 def test_of_many_who_want_a_lease_at_once_one_gets_it(store: Store) -> None:
     together = threading.Barrier(8)
 

@@ -146,11 +146,14 @@ def test_a_damaged_version_is_not_fetched_or_activated(store: Store, ads: ModelV
     assert ads.active() == good
 
 
-def test_the_script_refuses_a_missing_chunk_by_itself(store: Store, ads: ModelVersions) -> None:
+@pytest.mark.parametrize("size", [0, 511, 513])
+def test_the_script_refuses_a_chunk_of_another_size_by_itself(
+    store: Store, ads: ModelVersions, size: int
+) -> None:
     epoch = ads.begin()
     version = ads.publish(large_model(500), epoch=epoch)
-    store.client.delete(ads.keys.chunks(version, 2)[1])
-    with pytest.raises(ArtefactError, match=r"chunk 1 should have 512 bytes and has 0"):
+    store.client.set(ads.keys.chunks(version, 2)[1], bytes(size))
+    with pytest.raises(ArtefactError, match=f"chunk 1 should have 512 bytes and has {size}"):
         ads.activate(version, epoch=epoch)
     assert ads.active() is None
 

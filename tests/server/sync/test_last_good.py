@@ -68,10 +68,11 @@ def test_blocks_that_stay_are_written_once_and_those_out_of_use_removed(tmp_path
     again = LastGood(tmp_path, "shop")
     kept = again.kept()
     assert kept is not None
-    again.save(replace(again.load(kept), version=5))
+    loaded = again.load(kept)
+    again.save(replace(loaded, version=5))
     assert base.stat().st_mtime_ns == written, "what was read from disk needs no writing"
     base.unlink()
-    again.save(replace(parts, version=6))
+    again.save(replace(loaded, version=6))
     assert read(tmp_path).base.arrays["numbers"][0] == 1, "but what somebody has removed is written again"
 
 
