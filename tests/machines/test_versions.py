@@ -213,9 +213,12 @@ class Versions(RuleBasedStateMachine):
         self.saved = dumped, (*model_of, *fences)
 
     @precondition(lambda self: self.saved)
-    @rule()
-    def restore(self) -> None:
-        """The trainer and the writers of before are gone, as after the loss of the store's machine."""
+    @rule(is_failover=st.booleans())
+    def restore(self, is_failover: bool) -> None:
+        """A backup; or a replica that lacks the last writes, which the trainer that lives finds at its next renewal.
+
+        All other writers of before are gone, as after the loss of the store's machine.
+        """
         assert self.saved is not None
         dumped, state = self.saved
         self.store.client.flushall()
@@ -223,7 +226,18 @@ class Versions(RuleBasedStateMachine):
             self.store.client.restore(key, 0, value)
         contents, parents, self.active, history, self.last, self.lease, self.resumed, self.pinned = state
         self.contents, self.parents, self.history = dict(contents), dict(parents), list(history)
-        self.trainer, self.is_alive, self.epochs = None, False, []
+        self.epochs = []
+        if is_failover and self.is_alive:
+            assert self.trainer is not None
+            if self.lease <= self.trainer.epoch:
+                losses = self.trainer.losses
+                self.trainer.renew()
+                assert (self.trainer.losses > losses) == (self.lease < self.trainer.epoch)
+                self.lease = self.trainer.epoch
+                return
+            with pytest.raises(StaleEpoch):
+                self.trainer.renew()
+        self.trainer, self.is_alive = None, False
         if self.lease:  # of a trainer that is gone: it ends with the time, here at once
             ended = self.store.trainer_lease(NAME, "t")
             self.lease = ended.take()
