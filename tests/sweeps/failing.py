@@ -3,7 +3,8 @@
 The shim is below everything of ours: files opened for writing, the functions of `os` that change files, `fcntl.flock`,
 and the sockets to a store. What C code does by itself (Arrow's own files, memory maps) is not seen, and reads of files
 do not fail: damaged files have tests of their own. EINTR is not among the failures: Python repeats each of these calls
-(PEP 475). A store that refuses does so itself: it is made full (maxmemory), or a replica, and back.
+(PEP 475), as test_interrupted.py shows. A store that refuses does so itself: it is made full (maxmemory), or a
+replica, and back.
 """
 
 from __future__ import annotations
