@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
+    initialize,
     invariant,
     precondition,
     rule,
@@ -84,6 +85,19 @@ class Versions(RuleBasedStateMachine):
         return before[0] if before else max(older, default=None)
 
     # -- rules
+
+    @initialize(weights=st.lists(WEIGHTS, max_size=4))
+    def begin(self, weights: list[int]) -> None:
+        for weight in weights:
+            self.release(weight)
+
+    @rule(weight=WEIGHTS)
+    def release(self, weight: int) -> None:
+        if not self.is_alive:
+            made = model(weights=[float(weight)] * len(KEYS))
+            version = self.ads.publish_and_activate(made)
+            self.published(version, made.content)
+            self.pointed(version, self._epoch_of_the_store())
 
     @rule(weight=WEIGHTS)
     def publish(self, weight: int) -> None:

@@ -151,9 +151,14 @@ class Publisher:
         """The store has lost what was published: the next version is a snapshot without a parent."""
         self._chain = None
 
+    @property
+    def awaits_activation(self) -> bool:
+        """Whether only a pin, or a failure of the store, keeps the last version inactive."""
+        return bool(self._pinned or self._failed)
+
     def retry_activation(self) -> None:
-        """Activate the last version if only a pin or a failure of the store has prevented that. Raises StoreError."""
-        if (self._pinned or self._failed) and self._chain is not None and self._verdict.may_be_served:
+        """Activate the last version if it awaits that. Raises StoreError."""
+        if self.awaits_activation and self._chain is not None and self._verdict.may_be_served:
             self._point_to(self._chain.version)
 
     def after_batch(self, model: LearningModel) -> None:
@@ -313,6 +318,10 @@ class PublishPacer:
         self._backoff = Backoff(first_s=0.5, longest_s=10.0)
         self._not_before = 0.0
         self._store_lost_data = False
+
+    def published_rows(self) -> int:
+        """Those that a later run of this trainer need not publish; 0 while the last version awaits its activation."""
+        return 0 if self.publisher.awaits_activation else self.rows
 
     def store_lost_its_data(self) -> None:
         """Publish everything learned again, as soon as that is allowed."""

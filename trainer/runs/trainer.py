@@ -148,7 +148,7 @@ class Trainer:
             epoch=self._epoch,
         )
         pacer = self._pacer = PublishPacer(publisher, lease.earlier_rows, force=options.force)
-        self._lease_holder = stack.enter_context(LeaseHolder(lease, lambda: pacer.rows, options.clock))
+        self._lease_holder = stack.enter_context(LeaseHolder(lease, pacer.published_rows, options.clock))
 
     def _open_checkpoints(self, stack: ExitStack) -> None:
         options, warn = self._options, self._output.warn
