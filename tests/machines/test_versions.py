@@ -171,12 +171,14 @@ class Versions(RuleBasedStateMachine):
         self.lease, self.is_alive = self.trainer.take(), True
 
     @precondition(lambda self: self.is_alive)
-    @rule()
-    def the_trainer_is_suspended(self) -> None:
+    @rule(others_write=st.booleans())
+    def the_trainer_is_suspended(self, others_write: bool) -> None:
         """Its lease expires; it may come back, and knows nothing of it."""
         assert self.trainer is not None
         self.store.client.hset(self.trainer.keys[0], "until_ms", 1)
         self.is_alive = False
+        if others_write:
+            self.release(4)
 
     @precondition(lambda self: self.trainer)
     @rule()
@@ -226,12 +228,30 @@ class Versions(RuleBasedStateMachine):
         fences = (self.last, self.lease, self.resumed, self.pinned)
         self.saved = dumped, (*model_of, *fences)
 
-    @precondition(lambda self: self.saved)
-    @rule(is_failover=st.booleans())
-    def restore(self, is_failover: bool) -> None:
-        """A backup; or a replica that lacks the last writes, which the trainer that lives finds at its next renewal.
+    @rule(
+        lost=st.lists(st.sampled_from(["release", "publish", "take", "activate"]), max_size=3), data=st.data()
+    )
+    def fail_over(self, lost: list[str], data: st.DataObject) -> None:
+        """To a replica that lacks the last writes."""
+        self.save()
+        for each in lost:
+            match each:
+                case "release":
+                    self.release(1)
+                case "publish":
+                    self.publish(2)
+                case "take":
+                    self.a_trainer_takes_the_model()
+                case "activate" if self.contents:
+                    self.activate(data)
+        self.restore(is_failover=True)
 
-        All other writers of before are gone, as after the loss of the store's machine.
+    @precondition(lambda self: self.saved)
+    @rule()
+    def restore(self, is_failover: bool = False) -> None:
+        """The writers of before are gone, as after the loss of the store's machine.
+
+        But the trainer that lives where a replica takes over: it finds what is lost at its next renewal.
         """
         assert self.saved is not None
         dumped, state = self.saved
