@@ -5,11 +5,13 @@ The tables of docs/metrics.md are made from the declarations (docs/generate.py).
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from socketserver import TCPServer
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -18,6 +20,7 @@ Labels = tuple[str, ...]
 Sample = tuple[Labels, float]
 SUM = "sum"
 """In place of a bucket's bound, the last label of a histogram's sample: the sum of what was observed."""
+NOT_ACCEPTED_S = 0.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,3 +84,20 @@ class Family:
                 buckets.append((bound, below))
             metric.add_metric(labels, buckets, numbers.get(SUM, 0.0))
         return metric
+
+
+def pause_where_none_is_accepted(page: TCPServer) -> None:
+    """Have a page of metrics wait a moment after a connection that it could not accept.
+
+    Without a free descriptor that connection stays, and the page would try at once again, for ever.
+    """
+    accept = page.get_request
+
+    def get_request() -> Any:
+        try:
+            return accept()
+        except OSError:
+            time.sleep(NOT_ACCEPTED_S)
+            raise
+
+    page.get_request = get_request  # type: ignore[method-assign]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,12 +22,11 @@ from prometheus_client.registry import Collector
 
 from model_store.errors import ServerError
 from model_store.files import address_of, port_taken
-from model_store.metrics import Family
+from model_store.metrics import Family, pause_where_none_is_accepted
 from server.telemetry.meter import FAMILIES, Meter, Totals, declare
 from server.telemetry.status import ModelStatus, SupervisorStatus
 
 LONGEST_REQUEST_S = 5.0
-NO_REQUEST_S = 0.1
 JSON = "application/json"
 
 _MODEL = ("model",)
@@ -156,14 +154,7 @@ class _Listener(ThreadingHTTPServer):
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         self.address_family = found[0][0]  # the base class supports IPv4 only
         super().__init__((host, port), _Handler)
-
-    def get_request(self) -> tuple[socket.socket, Any]:
-        """As the base class does, but wait a moment where it fails: without a descriptor it would be called at once."""
-        try:
-            return super().get_request()
-        except OSError:
-            time.sleep(NO_REQUEST_S)
-            raise
+        pause_where_none_is_accepted(self)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from model_store.clock import SYSTEM, Clock
 from model_store.errors import InputError, shown
 from model_store.files import port_taken
-from model_store.metrics import Family
+from model_store.metrics import Family, pause_where_none_is_accepted
 from model_store.versions.online_metrics import OnlineCell, OnlineSums
 from trainer.events.events import Lag, Source
 from trainer.events.join import EventCounts
@@ -463,7 +463,8 @@ def serve_metrics(host: str, port: int) -> StatusCollector:
     registry, collector = CollectorRegistry(), StatusCollector()
     registry.register(collector)
     try:
-        start_http_server(port, host, registry)
+        page, _ = start_http_server(port, host, registry)
+        pause_where_none_is_accepted(page)
     except OSError as error:
         raise InputError(f"--metrics-port {port}: cannot listen on {host}: {port_taken(port)}") from error
     return collector
