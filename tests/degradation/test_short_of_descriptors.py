@@ -18,7 +18,6 @@ import grpc
 import pytest
 
 from ftrie.api.client import Client, RankFailed
-from ftrie.demo.processes import free_ports
 from model_store.store import Store
 from tests.degradation.learning import OfStreams, ending
 from tests.degradation.load import EXPECTED
@@ -164,23 +163,16 @@ def test_supervisor_may_open_no_more(whole: WholeShop, recovered: Recovered) -> 
 
 @pytest.mark.slow
 def test_trainer_may_open_no_more(tmp_path: Path, recovered: Recovered) -> None:
-    (port,) = free_ports(1)
-    system = OfStreams(tmp_path, "--every", "1s", "--metrics-port", str(port))
+    system = OfStreams(tmp_path, "--every", "1s")
     trainer = system.trainer
     with ending(system):
         eventually(system.has_learned_all, "all is served", COMPILE_S)
         eventually(lambda: bool(checkpoints(trainer.state)), "a checkpoint")
-        with few_descriptors(trainer.process.pid, -4):
+        with few_descriptors(trainer.process.pid, 0):
             system.more()
             eventually(lambda: trainer.has("failed_checkpoints", 1), "a failed checkpoint", COMPILE_S)
             eventually(system.has_learned_all, "all is served")
             assert "Too many open files" in trainer.said()
-            with connected(f"127.0.0.1:{port}", 3):
-                began_s = cpu_s(trainer.process.pid)
-                time.sleep(1.0)
-                assert (
-                    cpu_s(trainer.process.pid) - began_s < 0.6
-                )  # it does not try to accept them all the time
             learned = trainer.status()["examples"]
         what = "a checkpoint of what was learned"
         recovered.then(lambda: int(checkpoints(trainer.state)[-1].stem) >= learned, what)

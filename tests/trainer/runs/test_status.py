@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ftrie.demo.processes import free_ports
 from tests.trainer.runs.running import COMPILE_S, SPEC
 from tests.trainer.runs.test_warnings import a_status
 from tests.worlds import event_logs
@@ -63,3 +64,24 @@ def test_a_line_of_status_is_documented_member_by_member() -> None:
 def test_every_count_is_named() -> None:
     (row,) = re.findall(r"^\| `counts` \|.*$", PAGE, re.MULTILINE)
     assert set(re.findall(r"`(\w+)`", row)) == {"counts", *(field.name for field in fields(EventCounts))}
+
+
+PAGE = """
+import os, resource, socket, sys, time
+from trainer.runs.status import serve_metrics
+serve_metrics("127.0.0.1", int(sys.argv[1]))
+ends = [socket.socket() for _ in range(3)]
+resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))), 4096))
+for end in ends:
+    end.connect(("127.0.0.1", int(sys.argv[1])))
+began_s = time.process_time()
+time.sleep(1.0)
+print(time.process_time() - began_s)
+"""
+"""A page of metrics that has no descriptor free; its three connections stay. Prints the CPU seconds of one second."""
+
+
+@pytest.mark.slow
+def test_the_page_of_a_trainer_does_not_try_all_the_time() -> None:
+    command = [sys.executable, "-c", PAGE, *map(str, free_ports(1))]
+    assert float(subprocess.check_output(command)) < 0.2
