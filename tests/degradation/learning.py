@@ -16,6 +16,7 @@ from model_store.errors import StoreError
 from model_store.store import Store
 from model_store.versions.model_versions import ModelVersions
 from tests.degradation.system import COMPILE_S, Valkey, json_lines, metric_at
+from tests.trainer.runs.children import Child
 from tests.trainer.runs.running import NAME, SPEC
 from tests.waiting import eventually
 from tests.worlds import event_logs
@@ -25,7 +26,10 @@ LONG_S = 90.0  # what waits for a store that stalls is told so only after some s
 
 
 class Learning:
-    """One trainer's process, and those that follow it with the same command line."""
+    """One trainer's process, and those that follow it with the same command line.
+
+    within: a command that runs the command that follows it; without one they are forked, which saves the imports.
+    """
 
     def __init__(
         self,
@@ -39,7 +43,8 @@ class Learning:
         self.folder = folder
         self.port = free_port()
         self.state = folder / "state"
-        command = [*within, sys.executable, "-m", "ftrie", "trainer", "hotels.toml", "--store", url, "--json"]
+        self._within = within
+        command = ["trainer", "hotels.toml", "--store", url, "--json"]
         command += ["--say-every", "0.1", "--metrics-port", str(self.port)]
         if "--checkpoint" not in flags:
             command += ["--checkpoint", str(self.state)]
@@ -52,8 +57,14 @@ class Learning:
         self._lives += 1
         self._out = self.folder / f"{self._lives}.out"
         self._err = self.folder / f"{self._lives}.err"
+        self.process: Child | subprocess.Popen[bytes]
+        command = [*self._command, *flags]
+        if not self._within:
+            self.process = Child(command, self.folder, self._out, self._err)
+            return
+        command = [*self._within, sys.executable, "-m", "ftrie", *command]
         with self._out.open("w") as out, self._err.open("w") as err:
-            self.process = subprocess.Popen([*self._command, *flags], cwd=self.folder, stdout=out, stderr=err)
+            self.process = subprocess.Popen(command, cwd=self.folder, stdout=out, stderr=err)
 
     def lines(self) -> list[dict[str, Any]]:
         return json_lines(self._out)
@@ -153,12 +164,12 @@ class OfFiles:
 class OfStreams:
     """A trainer that learns from the streams of its store."""
 
-    def __init__(self, folder: Path, *flags: str, spec: str = SPEC) -> None:
+    def __init__(self, folder: Path, *flags: str, spec: str = SPEC, within: Sequence[str] = ()) -> None:
         self.day = Day()
         self.valkey = Valkey(folder)
         try:
             self.more()
-            self.trainer = Learning(folder, self.valkey.url, flags, spec)
+            self.trainer = Learning(folder, self.valkey.url, flags, spec, within)
         except BaseException:
             self.valkey.kill()
             raise

@@ -163,7 +163,8 @@ def test_supervisor_may_open_no_more(whole: WholeShop, recovered: Recovered) -> 
 
 @pytest.mark.slow
 def test_trainer_may_open_no_more(tmp_path: Path, recovered: Recovered) -> None:
-    system = OfStreams(tmp_path, "--every", "1s")
+    # Not forked: no number of a descriptor below the limit is free.
+    system = OfStreams(tmp_path, "--every", "1s", within=("env",))
     trainer = system.trainer
     with ending(system):
         eventually(system.has_learned_all, "all is served", COMPILE_S)

@@ -1,4 +1,4 @@
-"""Training runs in processes of their own that are killed: at any time, at a byte of a file, at an operation on files.
+"""Runs in processes of their own that are killed: at any time, at a byte of a file, at an operation on files.
 
 They are forked from a server that has imported everything and compiled the kernels once, so that they start at once.
 """
@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import resource
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from multiprocessing.context import ForkServerProcess
@@ -16,9 +17,58 @@ from pathlib import Path
 from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.trainer.runs.warm"])
+CONTEXT.set_forkserver_preload(["tests.trainer.runs.warm", "ftrie.commands.trainer", "trainer.runs.trainer"])
 
 OPERATIONS = ("open", "os.rename", "os.remove", "os.truncate")
+
+
+class Child:
+    """`ftrie` in a folder, its output in files; with what tests use of `subprocess.Popen`."""
+
+    def __init__(self, arguments: Sequence[str], folder: Path, out: Path, err: Path) -> None:
+        for path in (out, err):
+            path.write_text("")
+        words = list(arguments), dict(os.environ), folder, out, err
+        # daemon: what a failed test leaves is ended with this process, which would wait for it otherwise.
+        self._process = CONTEXT.Process(target=_run_in, args=words, daemon=True)
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        self._process.join(timeout_s)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired("ftrie", timeout_s or 0.0)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _run_in(arguments: list[str], environment: dict[str, str], folder: Path, out: Path, err: Path) -> None:
+    from ftrie.cli import main
+
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    for number, path in ((1, out), (2, err)):
+        os.dup2(os.open(path, os.O_WRONLY), number)
+    sys.argv = ["ftrie", *arguments]
+    main()
 
 
 def start(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 from ftrie.cli import run
+from tests.trainer.runs.children import Child
 from tests.waiting import eventually
 
 COMPILE_S = 150.0
@@ -78,10 +77,8 @@ class Trainer:
     """One process; what it says goes to files, so that it never waits for a reader."""
 
     def __init__(self, folder: Path, store_url: str, *flags: str | Path, state: str = "state") -> None:
-        command = [sys.executable, "-m", "ftrie", *command_of(folder, store_url, state, flags)]
         self._out, self._err = folder / f"{state}.out", folder / f"{state}.err"
-        with self._out.open("w") as out, self._err.open("w") as err:
-            self.process = subprocess.Popen(command, cwd=folder, stdout=out, stderr=err)
+        self.process = Child(command_of(folder, store_url, state, flags), folder, self._out, self._err)
 
     def said(self) -> str:
         return self._err.read_text()
