@@ -186,16 +186,6 @@ def test_gc_keeps_what_the_kept_deltas_need(store: Store, ads: ModelVersions) ->
     assert ads.gc(keep=1) == []
 
 
-def test_gc_keeps_the_chains_of_the_active_version_and_of_the_one_before(ads: ModelVersions) -> None:
-    lines = [publish_line(ads, 3, first=3 * number) for number in range(4)]
-    ads.activate(lines[1][1])
-    ads.activate(lines[2][1])
-    kept = [*lines[1][:2], *lines[2][:2], *lines[3]]
-    ads.gc(keep=1)
-    assert [info.version for info in ads.versions()] == kept
-    assert ads.rollback() == lines[1][1]
-
-
 def test_rollback_goes_to_a_delta_and_from_a_delta(ads: ModelVersions) -> None:
     versions = publish_line(ads, 4)
     for version in versions:

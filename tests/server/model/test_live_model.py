@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from model_store.errors import ArtefactError
 from model_store.features.features import FeaturePlan
@@ -16,41 +13,18 @@ from server.model import live_model
 from server.model.columns import Catalogue
 from server.model.live_model import LiveModel, ModelState
 from server.ranking.served import ServedVersion
-from tests.matrix import examples
 from tests.server import shop
 from tests.server.model.models import (
     SHOP,
     Records,
-    Run,
-    answers,
     follow,
     loaded,
     parse,
-    runs,
-    served,
     shop_loaded,
     told,
 )
 from tests.server.ranked import ranked, ranker_of, scores
 from tests.server.slow_ranker import Weights, artefact_of, slow_scores
-
-
-@examples(40)
-@given(runs(), st.booleans())
-def test_rebuilding_restoring_and_new_items_change_no_answer(run: Run, rebuild: bool) -> None:
-    artefacts = [artefact_of(run.spec, step) for step in run.steps]
-    model = loaded(artefacts[0])
-    follow(model, artefacts[:-1])
-    if rebuild:
-        model.rebuild()
-        assert model.parts.fresh is None
-    model.with_catalogue(Catalogue.build(FeaturePlan.of(run.spec), run.records), 2)
-    other = LiveModel("m")
-    other.restore(model.parts)
-    ranker = follow(other, artefacts[-2:], len(artefacts) - 1)
-    assert ServedVersion.bind(other.parts).items_generation == 2
-    expected = answers(ranker_of(artefacts[-1], run.records), run.requests, run.records)
-    assert answers(ranker, run.requests, run.records) == expected
 
 
 def test_a_delta_that_does_not_fit_is_refused_and_changes_nothing() -> None:
@@ -137,30 +111,6 @@ def test_a_key_is_looked_up_in_both_layers_and_not_found_once_it_is_gone() -> No
     entries = [found.look_up(key, 0) for key in (b"bias", b"age=31", b"age=25", b"age=2")]
     assert [entry and entry.weight for entry in entries] == [-2.0, 0.25, None, None]
     assert [entry and entry.rate for entry in entries[:2]] == [1.0, 1.0]
-
-
-@examples(60)
-@given(runs(), st.data())
-def test_deltas_go_on_while_a_base_is_built_and_answers_stay_the_same(run: Run, data: st.DataObject) -> None:
-    artefacts = [artefact_of(run.spec, step) for step in run.steps]
-    model = loaded(artefacts[0], run.records)
-    begins = data.draw(st.integers(0, len(artefacts)))  # after the last: not at all
-    ends = data.draw(st.integers(begins, max(begins, len(artefacts) - 1)))
-    work: Callable[[], None] = lambda: None  # noqa: E731
-    for number, artefact in enumerate(artefacts):
-        if number:
-            before = model.parts.values.uid
-            follow(model, artefacts[number - 1 : number + 1], number)
-            model.released(before)
-        if number == begins:
-            work = model.begin_rebuild()
-            assert model.finish_rebuild() is None
-        if number == ends:
-            work()
-            assert model.finish_rebuild() is model.parts
-        assert model.parts.version == number + 1
-        expected = answers(ranker_of(artefact, run.records), run.requests, run.records)
-        assert answers(served(model), run.requests, run.records) == expected
 
 
 def test_what_came_during_a_rebuild_is_kept() -> None:
