@@ -1,4 +1,4 @@
-"""Runs in processes of their own that are killed: at any time, at a byte of a file, at an operation on files.
+"""Runs in processes of their own that are killed: at any time, or at an operation on files.
 
 They are forked from a server that has imported everything and compiled the kernels once, so that they start at once.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -71,15 +70,12 @@ def _run_in(arguments: list[str], environment: dict[str, str], folder: Path, out
     main()
 
 
-def start(
-    arguments: Sequence[str], said: Path, *, file_bytes: int | None = None, operation: int | None = None
-) -> ForkServerProcess:
+def start(arguments: Sequence[str], said: Path, *, operation: int | None = None) -> ForkServerProcess:
     """Start `ftrie` with these arguments; what it says on stderr goes to the file `said`.
 
-    file_bytes: the kernel kills the process when it has written that many bytes of a file. operation: it kills itself
-    just before this operation, from 1, on the files of its checkpoints, rejects and metrics.
+    operation: it kills itself just before this operation, from 1, on the files of its checkpoints, rejects and metrics.
     """
-    process = CONTEXT.Process(target=_run, args=(list(arguments), said, file_bytes, operation))
+    process = CONTEXT.Process(target=_run, args=(list(arguments), said, operation))
     process.start()
     return process
 
@@ -92,17 +88,13 @@ def finish(arguments: Sequence[str], said: Path, **how: Any) -> int:
     return process.exitcode
 
 
-def _run(arguments: list[str], said: Path, file_bytes: int | None, operation: int | None) -> None:
+def _run(arguments: list[str], said: Path, operation: int | None) -> None:
     from ftrie.cli import main
 
     os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     if operation is not None:
         _die_before(operation, arguments)
-    if file_bytes is not None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, resource.RLIM_INFINITY))
     sys.argv = ["ftrie", *arguments]
     main()
 

@@ -117,3 +117,19 @@ def test_a_rollback_holds_over_restarts_until_versions_may_go_on(store, store_ur
         assert (versions.versions()[-1].version, versions.active()) == (newest, 1)
     versions.resume()
     assert (learned(), versions.active()) == (0, 5)
+
+
+def test_read_in_other_pieces_the_model_is_the_same(tmp_path: Path, store_url: str) -> None:
+    """As files that are complete, and as a folder: the events and their order are the same."""
+    impressions, clicks = event_logs(100).write(tmp_path)
+    folder = tmp_path / "cut"
+    folder.mkdir()
+    lines = impressions.read_bytes().splitlines(keepends=True)
+    for number in range(0, len(lines), 7):
+        (folder / f"{number:05d}.jsonl").write_bytes(b"".join(lines[number : number + 7]))
+    saved = [tmp_path / "files.arrow", tmp_path / "folder.arrow"]
+    for source, file in zip((impressions, folder), saved, strict=True):
+        flags = ("--from", source, "--from", clicks, "--no-publish", "--save", file)
+        lags = once(tmp_path, store_url, *flags, state=file.stem)["lags"]
+        assert not any(lag["bytes"] for lag in lags.values())  # files read to their end are not behind
+    assert saved[0].read_bytes() == saved[1].read_bytes()
