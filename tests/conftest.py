@@ -88,7 +88,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--fuzz-cases",
         type=int,
-        default=2,
+        default=1,
         help="values put at each key of the store (1000: all that there are)",
     )
     parser.addoption("--processor-time", action="store_true", help="print how much processor time tests take")

@@ -62,16 +62,19 @@ def test_a_damaged_file_is_refused_or_the_same(data: bytes, splices: list[tuple[
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("data", [ARTEFACT, DELTA, own_model().to_bytes()], ids=["artefact", "delta", "own"])
-def test_every_flipped_bit_is_refused_or_lies_in_padding(data: bytes) -> None:
+@pytest.mark.parametrize(
+    ("first", "data"), enumerate([ARTEFACT, DELTA, own_model().to_bytes()]), ids=["artefact", "delta", "own"]
+)
+def test_a_flipped_bit_is_refused_or_lies_in_padding(first: int, data: bytes) -> None:
+    """Of every third byte one, in each file of other ones."""
     refused, whole = 0, read(data)
-    for position in range(len(data)):
+    for position in range(first, len(data), 3):
         flipped = bytearray(data)
         flipped[position] ^= 1 << position % 8
         found = read(bytes(flipped))
         assert found in (None, whole), position
         refused += found is None
-    assert refused > len(data) / 2
+    assert refused > len(data) / 6
 
 
 @given(st.binary(max_size=300))
