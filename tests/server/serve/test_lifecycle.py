@@ -175,14 +175,6 @@ def blocks_mapped(pid: int) -> int:
     return Path(f"/proc/{pid}/maps").read_text().count("memfd:ftrie")
 
 
-@pytest.mark.slow
-def test_many_versions_leave_neither_files_nor_memory_behind(
-    shop_store: Store, store_url: str, tmp_path: Path
-) -> None:
-    with serving(store_url, tmp_path, "--workers", "2") as running:
-        check_many_versions(running.await_ready(), shop_store)
-
-
 def served_by_all(running: Running) -> set[int]:
     return {worker["versions"].get(shop.NAME) for worker in running.status()["workers"]}
 
@@ -205,40 +197,6 @@ def check_many_versions(two_workers: Running, store: Store) -> None:
     for early, late in zip(held[9], held[-1], strict=True):
         assert late[0] <= early[0] + 4
         assert late[1] <= early[1] + 4
-
-
-@pytest.mark.slow
-def test_pinned_workers_are_told_apart_hold_their_folder_and_are_gone_with_their_supervisor(
-    store: Store, store_url: str, tmp_path: Path
-) -> None:
-    shop.fill(store)
-    with serving(store_url, tmp_path, "--workers", "2", "--pin") as running:
-        assert running.process.stdout is not None
-        assert json.loads(running.process.stdout.readline()) == {
-            "model": shop.NAME,
-            "version": 1,
-            "models": {shop.NAME: 1},
-            "address": running.address,
-            "workers": 2,
-            "not_served": {},
-        }
-        status, pids = running.status(), running.workers()
-        assert status["ready"] and [worker["number"] for worker in status["workers"]] == [0, 1]
-        assert len({*pids, running.process.pid}) == 3
-        assert {line["worker"] for line in running.logs("serving")} == {0, 1}
-        mine = sorted(os.sched_getaffinity(0))
-        cores = [sorted(os.sched_getaffinity(pid)) for pid in pids]
-        assert sorted(cores) == sorted([mine[0]] if n == 0 else [mine[1 % len(mine)]] for n in range(2))
-        assert sorted(os.sched_getaffinity(running.process.pid)) == mine
-        command = [*FTRIE, "serve", shop.NAME, "--store", store_url, "--port", "0"]
-        command += ["--state", str(tmp_path / "state")]
-        second = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        assert second.returncode == 6
-        assert "or another folder with --state" in second.stderr
-        workers = [Process.of(pid) for pid in pids]
-        running.process.send_signal(signal.SIGHUP)
-        assert running.process.wait(30) == 0
-        assert not any(worker is not None and worker.alive() for worker in workers)
 
 
 @pytest.mark.slow
@@ -279,28 +237,67 @@ def answered(running: Running, caller: int, many: Semaphore) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_drain_under_load_loses_no_impression(store: Store, store_url: str, tmp_path: Path) -> None:
-    """Nor does any worker tear a line of the other in the shadow log."""
+def test_two_pinned_workers_are_told_apart_follow_many_versions_and_drain_under_load(
+    store: Store, store_url: str, tmp_path: Path
+) -> None:
     shop.fill(store)
     store.model(shop.NAME).experiments.change(lambda e: replace(e, shadows=("plain",)))
-    many, log = Semaphore(0), tmp_path / "shadows.jsonl"
-    flags = ("--impressions", "store", "--shadow-log", str(log), "--workers", "2")
+    log = tmp_path / "shadows.jsonl"
+    flags = ("--impressions", "store", "--shadow-log", str(log), "--workers", "2", "--pin")
     with serving(store_url, tmp_path, *flags) as running:
-        running.await_ready()
-        with ThreadPoolExecutor(CALLERS) as callers:
-            calls = [callers.submit(answered, running, caller, many) for caller in range(CALLERS)]
-            for _ in range(300):
-                assert many.acquire(timeout=60)
-            running.process.send_signal(signal.SIGINT)
-            shown = {request_id for call in calls for request_id in call.result()}
-        assert running.process.wait(30) == 0
-    ids = logged(store)
+        check_told_apart(running, store_url, tmp_path)
+        check_many_versions(running, store)
+        workers = [Process.of(pid) for pid in running.workers()]
+        shown = drained_under_load(running)
+        assert not any(worker is not None and worker.alive() for worker in workers)
+    # No impression is lost, and no worker tears a line of the other in the shadow log.
+    ids = [each for each in logged(store) if "-" in each]  # those of the load
     assert len(ids) == len(set(ids))
     assert shown <= set(ids)
     assert len(set(ids) - shown) <= CALLERS  # answered, but the answer came too late for who had asked
     shadowed = [json.loads(line)["request_id"] for line in log.read_text().splitlines()]
+    shadowed = [each for each in shadowed if "-" in each]
     assert len(shadowed) == len(set(shadowed)) > len(ids) / 2
     assert set(shadowed) <= set(ids)
+
+
+def check_told_apart(running: Running, store_url: str, folder: Path) -> None:
+    """Each worker has a core of its own; and nobody else their supervisor's folder."""
+    assert running.process.stdout is not None
+    assert json.loads(running.process.stdout.readline()) == {
+        "model": shop.NAME,
+        "version": 1,
+        "models": {shop.NAME: 1},
+        "address": running.address,
+        "workers": 2,
+        "not_served": {},
+    }
+    status, pids = running.status(), running.workers()
+    assert status["ready"] and [worker["number"] for worker in status["workers"]] == [0, 1]
+    assert len({*pids, running.process.pid}) == 3
+    assert {line["worker"] for line in running.logs("serving")} == {0, 1}
+    mine = sorted(os.sched_getaffinity(0))
+    cores = [sorted(os.sched_getaffinity(pid)) for pid in pids]
+    assert sorted(cores) == sorted([mine[0]] if n == 0 else [mine[1 % len(mine)]] for n in range(2))
+    assert sorted(os.sched_getaffinity(running.process.pid)) == mine
+    command = [*FTRIE, "serve", shop.NAME, "--store", store_url, "--port", "0"]
+    command += ["--state", str(folder / "state")]
+    second = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert second.returncode == 6
+    assert "or another folder with --state" in second.stderr
+
+
+def drained_under_load(running: Running) -> set[str]:
+    """The ids of the requests that were answered until the end, of which it is told while they come."""
+    many = Semaphore(0)
+    with ThreadPoolExecutor(CALLERS) as callers:
+        calls = [callers.submit(answered, running, caller, many) for caller in range(CALLERS)]
+        for _ in range(300):
+            assert many.acquire(timeout=60)
+        running.process.send_signal(signal.SIGHUP)
+        shown = {request_id for call in calls for request_id in call.result()}
+    assert running.process.wait(30) == 0
+    return shown
 
 
 class HungDisk:
