@@ -169,12 +169,17 @@ def test_only_what_cannot_run_here_is_left_out() -> None:
     "whole", [False, pytest.param(True, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
 )
 def test_the_readme_typed_in_one_shell_works_and_leaves_nothing_running(
-    whole: bool, demo_folder: Path, tmp_path: Path
+    whole: bool, demo_folder: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """The click that is reported raises the rate that is served. `whole`: and then all that the index has one type."""
+    """The click that is reported raises the rate that is served. `whole`: and then all that the index has one type.
+
+    The many commands of `whole` are forked.
+    """
     blocks = [block for block in BLOCKS["README.md"] if not block.not_run]
     asked = next(each.text for each in blocks[0].commands if each.text.startswith("ftrie rank"))
     program = f"#!{sys.executable}\nimport ftrie.cli; ftrie.cli.main()\n"
+    if whole:
+        program = request.getfixturevalue("forked_ftrie")
 
     def rate() -> float:
         _, answer = shell.type(asked)
