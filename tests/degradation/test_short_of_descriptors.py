@@ -163,7 +163,7 @@ def test_supervisor_may_open_no_more(whole: WholeShop, recovered: Recovered) -> 
 
 @pytest.mark.slow
 def test_trainer_may_open_no_more(tmp_path: Path, recovered: Recovered) -> None:
-    # Not forked: no number of a descriptor below the limit is free.
+    # Not forked: a fork has gaps among its descriptors, numbers that are free though as many are open as may be.
     system = OfStreams(tmp_path, "--every", "1s", within=("env",))
     trainer = system.trainer
     with ending(system):

@@ -66,7 +66,7 @@ def test_every_count_is_named() -> None:
     assert set(re.findall(r"`(\w+)`", row)) == {"counts", *(field.name for field in fields(EventCounts))}
 
 
-PAGE = """
+SERVES_METRICS = """
 import os, resource, socket, sys, time
 from trainer.runs.status import serve_metrics
 serve_metrics("127.0.0.1", int(sys.argv[1]))
@@ -83,5 +83,5 @@ print(time.process_time() - began_s)
 
 @pytest.mark.slow
 def test_the_page_of_a_trainer_does_not_try_all_the_time() -> None:
-    command = [sys.executable, "-c", PAGE, *map(str, free_ports(1))]
+    command = [sys.executable, "-c", SERVES_METRICS, *map(str, free_ports(1))]
     assert float(subprocess.check_output(command)) < 0.2
