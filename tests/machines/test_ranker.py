@@ -31,6 +31,7 @@ from model_store.features.features import FeaturePlan
 from model_store.keys import CANDIDATES, DELTA, ITEM, ITEMS_CHANGES, SNAPSHOT, record_key
 from model_store.spec.values import Value
 from model_store.store import Store
+from server.model import values
 from server.model.live_model import AllEqual
 from server.model.shared_memory import Parts
 from server.ranking.candidates import FRESH_S, CandidateSets
@@ -142,9 +143,14 @@ def entries_of(spec: int) -> st.SearchStrategy[Entry]:
     return st.builds(entry, st.sampled_from([-2.0, -0.5, 0.25, 1.0]), st.integers(1, 2**VARIANTS - 1))
 
 
-def changes_of(spec: int) -> st.SearchStrategy[dict[bytes, Entry | None]]:
-    """None removes a key."""
-    return st.dictionaries(st.sampled_from(pool(spec)), st.none() | entries_of(spec), max_size=8)
+def changes_of(spec: int, weights: Weights) -> st.SearchStrategy[dict[bytes, Entry | None]]:
+    """Of keys that the model has, and of new ones; None removes a key."""
+    keys = (
+        st.sampled_from(sorted(weights)) | st.sampled_from(pool(spec))
+        if weights
+        else st.sampled_from(pool(spec))
+    )
+    return st.dictionaries(keys, st.none() | entries_of(spec), max_size=6)
 
 
 SNAPSHOTS = st.integers(0, len(SPECS) - 1).flatmap(
@@ -175,7 +181,7 @@ class World:
     def look(self) -> dict[str, int]:
         """The items that a server serves once it has looked."""
         is_new = self.has_stream and not self.knows_stream
-        if self.ordered:
+        if self.ordered and not self.first:  # at the first look no order is known to be new
             self.on_disk, self.kept, self.read = {}, set(), dict(self.there)
         elif self.lost and not self.first:
             self.kept = {*self.read} - {*self.there}
@@ -337,11 +343,20 @@ class Machine(RuleBasedStateMachine):
         number = self.versions.publish(artefact_of(SPECS[spec], weights))
         self.published.append(Version(number, spec, weights))
 
+    @precondition(lambda self: self.served and self.published)
+    @rule(number=st.integers(2, 4), data=st.data())
+    def follow_deltas(self, number: int, data: st.DataObject) -> None:
+        """One after the other, by a server whose requests of the version before last have ended."""
+        for _ in range(number):
+            self.publish_delta(0, data)
+            self.take_notes()
+            self.follow(0, True)
+
     @precondition(lambda self: self.published)
     @rule(back=st.integers(0, 2), data=st.data())
     def publish_delta(self, back: int, data: st.DataObject) -> None:
         parent = self.published[-1 - back % len(self.published)]
-        changes = data.draw(changes_of(parent.spec))
+        changes = data.draw(changes_of(parent.spec, parent.weights))
         weights = {key: entry for key, entry in {**parent.weights, **changes}.items() if entry is not None}
         before, after = (artefact_of(SPECS[parent.spec], each) for each in (parent.weights, weights))
         number = self.versions.publish(after.changes_since(before), parent=parent.number)
@@ -365,9 +380,10 @@ class Machine(RuleBasedStateMachine):
             assert served is not None and not forced and self.builder.parts is before
             # A snapshot looks at the items first, whatever comes of it.
             items = served.items if by_delta else self.items_under(version)
-            assert self.tells_nothing_apart(version, items) and self.tells_nothing_apart(
-                version, served.items
-            )
+            assert self.tells_nothing_apart(version, items)
+            # Under other fields, items that the store no longer has cannot be compared.
+            if version.spec == served.version.spec:
+                assert self.tells_nothing_apart(version, served.items)
             return
         assert kind == (DELTA if by_delta else SNAPSHOT)
         items = served.items if served is not None and by_delta else self.items_under(version)
@@ -541,7 +557,10 @@ class Machine(RuleBasedStateMachine):
 
 
 @pytest.fixture
-def machines(valkey_url: str, tmp_path: Path) -> Iterator[Callable[[], Machine]]:
+def machines(
+    valkey_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[], Machine]]:
+    monkeypatch.setattr(values, "_COPY_ALL", 1)  # models are too small for a buffer to catch up by slots
     clock, numbers = ManualClock(), itertools.count()
     with Store.open(valkey_url, clock=clock) as store:
         yield lambda: Machine(store, clock, tmp_path / str(next(numbers)))
