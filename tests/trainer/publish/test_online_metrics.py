@@ -6,21 +6,19 @@ from collections import defaultdict
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from model_store.errors import StoreUnavailable
 from model_store.ratios import BUCKETS
 from model_store.store import Store
-from model_store.versions.online_metrics import CTR_UNIT, OnlineCell, OnlineSums, Slot
+from model_store.versions.online_metrics import CTR_UNIT, OnlineCell, OnlineSums
 from trainer.events.columns import BUCKET, CTR, VARIANT, VERSION
 from trainer.events.join import Closed, Joined
 from trainer.events.waiting_rows import Segments
-from trainer.publish.online_metrics import MOST_VERSIONS, REMEMBERED_MINUTES, OnlineAccumulator
+from trainer.publish.online_metrics import MOST_VERSIONS, OnlineAccumulator
 from trainer.publish.rollback import Evidence
 
 MINUTE_US = 60_000_000
@@ -141,46 +139,12 @@ def test_cells_hold_the_sums_of_their_requests(added: Added, store: Store, posit
     assert same(found, by_definition(requests, positive))
 
 
-def test_how_requests_are_cut_into_batches_changes_no_number(added: Added) -> None:
-    requests = drawn(300, seed=2)
-    whole, pieces = (added(OnlineAccumulator(), requests, n).state() for n in (1, 17))
-    assert all(np.array_equal(whole[name], pieces[name]) for name in whole)
-
-
-def test_a_checkpoint_goes_on_as_if_nothing_had_happened_and_what_came_after_is_taken_back(added, store):
-    first, then = drawn(200, seed=3), drawn(200, seed=4)
-    online = added(OnlineAccumulator(), first)
-    state = {name: array.copy() for name, array in online.state().items()}
-    added(online, then[:100])
-    online.flush(store.model("ads").online)  # and dies: these hundred will come again
-    again = OnlineAccumulator()
-    again.restore(state)
-    added(again, then)
-    undisturbed = added(added(OnlineAccumulator(), first), then)
-    assert same(written(again, store), undisturbed._cells)
-    assert again.evidence() == undisturbed.evidence()
-    empty = OnlineAccumulator()
-    empty.restore(OnlineAccumulator().state())
-    assert empty.totals() == {}
-
-
 def test_only_what_changed_is_written_and_it_expires(added: Added, store: Store) -> None:
     online = added(OnlineAccumulator(), drawn(50, seed=5, minutes=1))
     metrics = store.model("ads").online
     assert online.flush(metrics) > 0 and online.flush(metrics) == 0
     key = store.model("ads").keys.outcomes(NOW_US // MINUTE_US)
     assert 2 * 86_400 < store.client.ttl(key) <= 3 * 86_400
-
-
-def test_a_store_that_is_away_loses_nothing(added: Added, store: Store) -> None:
-    requests = drawn(50, seed=6)
-    online = added(OnlineAccumulator(), requests)
-    with TemporaryDirectory(prefix="ftrie-") as folder:  # short enough for a socket
-        with Store.open(f"embedded:{folder}") as ended:
-            metrics = ended.model("ads").online
-        with pytest.raises(StoreUnavailable):
-            online.flush(metrics)
-    assert written(online, store).keys() == by_definition(requests).keys()
 
 
 @pytest.mark.parametrize("positive", ["click", "conversion"])
@@ -213,57 +177,6 @@ def test_evidence_before_an_order_is_forgotten_also_what_closes_later_or_after_a
             assert again.evidence(order_us) == {}
             added(again, requests)
         assert again.evidence(order_us) == of_after.evidence()
-
-
-def test_old_minutes_are_forgotten_once_written_and_what_comes_for_them_then_is_counted(
-    added: Added, store: Store
-) -> None:
-    requests = drawn(20, seed=8, minutes=1)
-    online = added(OnlineAccumulator(), requests)
-    added(online, later(requests, REMEMBERED_MINUTES + 1))
-    before = written(online, store)
-    added(online, requests[:3])
-    assert online.too_late == 3 and same(written(online, store), before)
-    assert sum(cell.sums.requests for cell in before.values()) == 40
-
-
-def test_hours_whose_minutes_change_no_more_are_added_up_also_after_a_restart(added, store):
-    requests = drawn(60, seed=13, minutes=60)
-    first = NOW_US // MINUTE_US // 60
-    online = added(OnlineAccumulator(), requests)
-    online.flush(store.model("ads").online)
-    state = {name: array.copy() for name, array in online.state().items()}
-    ends = later(requests[:1], 60 + REMEMBERED_MINUTES)
-    for again in (added(online, ends), OnlineAccumulator()):
-        if not again._cells:
-            again.restore(state)
-            added(again, ends)
-        again.flush(store.model("ads").online)
-        hours = dict(store.model("ads").online.read(first * 60, (first + 1) * 60, (first + 48) * 60))
-        expected = by_definition([each for each in requests if each["time_us"] // MINUTE_US // 60 == first])
-        for name in {variant for _, variant in expected}:
-            whole = sum((cell for (_, n), cell in expected.items() if n == name), OnlineCell.empty())
-            found = hours[Slot(first * 60, 60, name)]
-            assert np.array_equal(found.buckets, whole.buckets) and found.versions == whole.versions
-        store.client.delete(store.model("ads").keys.outcomes_of_hour(first))
-
-
-def later(requests: list[Request], minutes: int) -> list[Request]:
-    return [each | {"time_us": each["time_us"] + minutes * MINUTE_US} for each in requests]
-
-
-def test_what_comes_too_late_is_so_however_it_is_cut_and_whenever_cells_are_written(added, store):
-    minutes = (0, REMEMBERED_MINUTES + 1, 0, 2, REMEMBERED_MINUTES + 2, 2)
-    drawn_ = drawn(len(minutes), seed=12)
-    requests = [r | {"time_us": NOW_US + m * MINUTE_US} for r, m in zip(drawn_, minutes, strict=True)]
-    for pieces in (1, 2, 3):
-        for is_flushed in (False, True):
-            online = OnlineAccumulator()
-            for number in range(pieces):
-                added(online, requests[6 * number // pieces : 6 * (number + 1) // pieces])
-                if is_flushed:
-                    online.flush(store.model("ads").online)
-            assert online.too_late == 2  # the second of minute 0, and the last
 
 
 def test_versions_beyond_the_most_lose_the_oldest(added: Added) -> None:
@@ -303,23 +216,6 @@ def by_variant(requests: list[Request], known: tuple[str, ...]) -> dict[str, tup
 def counted(sums: dict[str, OnlineSums] | dict[str, OnlineCell]) -> dict[str, tuple[int, int, int, int]]:
     plain = {name: each.sums if isinstance(each, OnlineCell) else each for name, each in sums.items()}
     return {name: (n.requests, n.shown, n.clicks, n.conversions) for name, n in plain.items()}
-
-
-def test_totals_by_variant_hold_every_closed_request_and_go_on_after_a_restart(added, store):
-    known = ("base", "a:b", "silent")
-    first, late = drawn(200, seed=15), drawn(20, seed=16)
-    online = added(OnlineAccumulator(known), first)
-    assert counted(online.totals()) == by_variant(first, known)
-    added(online, later(first[:1], 3 * REMEMBERED_MINUTES))
-    online.flush(store.model("ads").online)  # the minutes before are forgotten
-    added(online, late)  # too late for a cell
-    again = OnlineAccumulator(known)
-    again.restore({name: array.copy() for name, array in online.state().items()})
-    requests = [*first, *first[:1], *late]
-    assert counted(again.totals()) == by_variant(requests, known)
-    assert counted(again.recent()) == by_variant(first[:1], known)
-    added(again, first)
-    assert counted(again.totals()) == by_variant([*requests, *first], known)
 
 
 def test_of_a_checkpoint_without_buckets_only_the_evidence_is_kept(added: Added) -> None:
