@@ -308,7 +308,8 @@ class StoredExperiment:
             if revision is not None and revision != before.revision:
                 raise self._changed(revision, before.revision)
             try:
-                after = replace(edit(before), revision=before.revision)
+                # Both are the record's own: an edit may return a new Experiment, which has neither.
+                after = replace(edit(before), revision=before.revision, assigned=before.assigned)
                 if after.assignment != before.assignment:
                     after = replace(after, assigned=self._now())
                 after = self.write(after)
@@ -335,8 +336,9 @@ class StoredExperiment:
         return datetime.fromtimestamp(self._store.now_us(self._keys.experiment) // 1_000_000, UTC)
 
     def _put(self, experiment: Experiment, revision: str) -> Experiment:
-        # The time of this machine, for readers only: the revision decides what is later.
-        fresh = replace(experiment, updated=now(self._store.clock))
+        # The time of this machine: the revision decides what is later. To the microsecond, since revisions begin again
+        # in a store that lost its data: `read` must tell a record from the lost one with as many pins.
+        fresh = replace(experiment, updated=datetime.fromtimestamp(self._store.clock.time(), UTC))
         words = [word for pair in fresh.to_hash().items() for word in pair]
         answer = self._replace([self._keys.experiment, self._keys.events], [revision, *words])
         if answer[0] == b"changed":

@@ -29,7 +29,9 @@ class Assignment:
     """An experiment over the variants of a model version. Immutable, so any number of threads may use it.
 
     `experiment` is the one in force, None for the shares of the spec; `asked` is the latest one in the store. They
-    differ, and `problem` says why, while the latest does not fit the model: then the last one that fitted stays.
+    differ, and `problem` says why, while the latest does not fit the model: then the first of `earlier` that fits
+    is in force. That depends on the version, `asked` and `earlier` alone: workers that were told the same agree,
+    however late they started and whichever versions they have served.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Assignment:
         self.variants = tuple(variants)
         self.spec_shares = tuple(shares)
         self.experiment = self.asked = experiment
+        self.earlier: tuple[Experiment, ...] = ()
         self.problem = ""
         self.shares = _shares(experiment, self.variants, self.spec_shares)
         """The fraction of traffic of each variant, without pins."""
@@ -89,9 +92,16 @@ class Assignment:
         both = zip(ours, theirs, strict=True)
         return max(0.0, 1.0 - sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a, b in both))
 
-    def asked_for(self, experiment: Experiment | None) -> Assignment:
-        """The assignment once the store has `experiment`: by it if it fits, else as it is now, with a `problem`."""
-        return _settled(self, experiment, self.variants, self.spec_shares)
+    def asked_for(
+        self, experiment: Experiment | None, earlier: Sequence[Experiment] | None = None
+    ) -> Assignment:
+        """The assignment once the store has `experiment`: by it if it fits, else as it is now, with a `problem`.
+
+        earlier: what is in force where `experiment` does not fit; by default what is in force now.
+        """
+        if earlier is None:
+            earlier = self.earlier if self.experiment is None else (self.experiment,)
+        return self._settled(experiment, earlier, self.variants, self.spec_shares)
 
     def over(self, variants: Sequence[str], shares: Sequence[float]) -> Assignment:
         """The same for another version of the model, which `asked` may fit now, or no longer.
@@ -103,7 +113,27 @@ class Assignment:
             # The very tuple of the version (`tuple` copies no tuple): `ModelHandle.assigned` compares by identity.
             same.variants = tuple(variants)
             return same
-        return _settled(self, self.asked, variants, shares)
+        return self._settled(self.asked, self.earlier, variants, shares)
+
+    def _settled(
+        self,
+        asked: Experiment | None,
+        earlier: Sequence[Experiment],
+        variants: Sequence[str],
+        shares: Sequence[float],
+    ) -> Assignment:
+        """By `asked` if it fits, else by the first of `earlier` that fits, else by the spec's shares."""
+        problem = ""
+        # The spec's shares fit every model, so that the last attempt cannot fail.
+        for candidate in (asked, *earlier, None):
+            try:
+                settled = Assignment(self.model, variants, shares, candidate)
+            except ExperimentError as error:
+                problem = problem or str(error)
+            else:
+                settled.asked, settled.earlier, settled.problem = asked, tuple(earlier), problem
+                return settled
+        raise AssertionError("no experiment fits every model")
 
 
 def assigned_by_spec(versions: ModelVersions) -> Assignment | None:
@@ -187,23 +217,6 @@ def check_objective(text: str) -> None:
         Objective.of(text)
     except ObjectiveError as error:
         raise ExperimentError(str(error)) from None
-
-
-def _settled(
-    before: Assignment, asked: Experiment | None, variants: Sequence[str], shares: Sequence[float]
-) -> Assignment:
-    """By `asked` if it fits, else by the experiment in force if that fits, else by the spec's shares."""
-    problem = ""
-    # The spec's shares fit every model, so that the last attempt cannot fail.
-    for candidate in (asked, before.experiment, None):
-        try:
-            settled = Assignment(before.model, variants, shares, candidate)
-        except ExperimentError as error:
-            problem = problem or str(error)
-        else:
-            settled.asked, settled.problem = asked, problem
-            return settled
-    raise AssertionError("no experiment fits every model")
 
 
 def _shares(

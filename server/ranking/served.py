@@ -134,10 +134,10 @@ class ModelHandle:
             self._keep_after_ns = query.completed_ns + RECENT_EVERY_NS
             self.recent.append(query)
 
-    def ask_for(self, experiment: Experiment | None) -> None:
-        """Divide traffic by this experiment if it fits the version served, now or later."""
+    def ask_for(self, experiment: Experiment | None, *earlier: Experiment) -> None:
+        """Divide traffic by this experiment if it fits the version served, now or later, else by an earlier one."""
         with self._changing:
-            self.assignment = self.assignment.asked_for(experiment)
+            self.assignment = self.assignment.asked_for(experiment, earlier)
 
     def assigned(self, served: ServedVersion) -> Assignment:
         """The assignment over the variants of `served`. O(1), unless it was swapped out just now."""

@@ -7,7 +7,7 @@ To a worker, by `do`:
     start       settings; number, of the worker; port; listen, NOW or WHEN_READY: a worker that shares its port with
                 others that serve must not accept calls before it can answer them. The first message.
     serve       parts (see `parts_body`) and serial; the descriptors are those of the blocks, in the order of BLOCKS
-    experiment  model, experiment: the record in the store, or null
+    experiment  model, experiments: the record in the store, and those in force where it does not fit
     degraded    model, parts: what every answer says in `degraded`, a detail by part
     lacking     model, why: there is no version to serve, so be ready without it; "" once there is
     forget      model: drop the cached users and candidate sets that the store lacks, as an operator has ordered

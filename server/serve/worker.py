@@ -189,8 +189,7 @@ class Worker:
             case "forget":
                 self._service.forget()
             case "experiment":
-                asked = body["experiment"]
-                current.ask_for(None if asked is None else Experiment.from_json(asked))
+                current.ask_for(*map(Experiment.from_json, body["experiments"]))
 
     def orphaned(self, text: str) -> None:
         """Have every answer say that the supervisor, which brings newer models, is gone."""

@@ -1,7 +1,7 @@
 """Follows the experiment of one model in the store; one that cannot be used is logged, and the last usable one stays.
 
-Workers are sent the record as the store holds it. Each makes its own assignment from it, by the same rules as the
-assignment kept here for the status.
+Workers are sent the record as the store holds it, and those that were in force before. Each makes its own assignment
+from them, by the same rules as the assignment kept here for the status.
 """
 
 from __future__ import annotations
@@ -28,9 +28,15 @@ class ExperimentSync:
     """For the one thread that follows the store; `assignment` and `problem` may be read by any."""
 
     def __init__(
-        self, model: str, deliver: Callable[[Experiment | None], None], meter: Meter | None = None
+        self,
+        model: str,
+        deliver: Callable[[Experiment, Sequence[Experiment]], None],
+        meter: Meter | None = None,
     ) -> None:
-        """`deliver` is called with each experiment that the store asks for, whether it can be used or not."""
+        """`deliver` is called with each experiment that the store asks for, whether it can be used or not.
+
+        And with those that are in force where it does not fit: `earlier` of `Assignment`.
+        """
         self.assignment = Assignment(model, (), ())
         """What is in force, over the variants of the served version."""
         self._deliver = deliver
@@ -75,17 +81,18 @@ class ExperimentSync:
         except StoreError as error:
             unreadable = str(error)
         self._unreadable = unreadable
-        if asked is not self.asked and asked != self.asked:
+        if asked is not None and asked is not self.asked and asked != self.asked:
             self.assignment = self.assignment.asked_for(asked)
-            self._deliver(asked)
+            self._deliver(asked, self.assignment.earlier)
             _log.info("experiment", model=self.assignment.model, **_facts(asked))
         self._tell(before)
 
-    def restore(self, kept: Experiment | None) -> None:
-        """Start with this experiment, until the store is read for the first time."""
-        if kept is not None:
-            self.assignment = self.assignment.asked_for(kept)
-            self._deliver(kept)
+    def restore(self, kept: Sequence[Experiment]) -> None:
+        """Start with the first of these, and the others as `earlier`, until the store is read for the first time."""
+        if kept:
+            # The first was in force if it fitted: whether it did is known once a version is served.
+            self.assignment = self.assignment.asked_for(kept[0], kept)
+            self._deliver(kept[0], kept[1:])
 
     def served(self, variants: Sequence[str], shares: Sequence[float]) -> None:
         """Note that another version is served, with these variants and shares of its spec."""
@@ -109,9 +116,7 @@ class ExperimentSync:
             _log.info("experiment in force", model=self.assignment.model)
 
 
-def _facts(asked: Experiment | None) -> dict[str, object]:
-    if asked is None:
-        return {"revision": None}
+def _facts(asked: Experiment) -> dict[str, object]:
     return {
         "revision": asked.revision,
         "state": asked.state,

@@ -2,7 +2,8 @@
 
 models/<model>/last_good.json     the fields of `Parts`, and the file of each block; with a checksum of its own
 models/<model>/base-….part, …     one file for each block (`server.model.shared_memory`), verified when it is read
-experiments/<model>.json          the experiment's record, with a checksum of its own; absent if there is none
+experiments/<model>.json          the experiment's record, with a checksum of its own, and in "earlier" the one in force
+                                  where it does not fit; absent if there is none
 
 A block's file is written whole before last_good.json names it, and removed once nothing names it: at every moment the
 folder holds one whole model, or none. A block that two versions share is written once.
@@ -54,8 +55,8 @@ class LastGoodKeeper(threading.Thread):
         self._folder = state.folder
         self._folders = {name: LastGood(state.model(name), name) for name in models}
         self._experiments = KeptExperiments(state.experiments)
-        self._experiments_due: dict[str, str | None] = {}
-        """By model whose experiment is to be written: its record."""
+        self._experiments_due: dict[str, Sequence[str]] = {}
+        """By model whose experiment is to be written: its record, and the earlier ones."""
         self._distribution = distribution
         self._clock = clock
         self._changed = threading.Condition()
@@ -81,7 +82,7 @@ class LastGoodKeeper(threading.Thread):
         """Note an experiment to write; other messages are ignored."""
         if body["do"] == "experiment":
             with self._changed:
-                self._experiments_due[body["model"]] = body["experiment"]
+                self._experiments_due[body["model"]] = body["experiments"]
                 self._changed.notify()
 
     # -- reading, while a model has nothing to serve yet
@@ -103,13 +104,13 @@ class LastGoodKeeper(threading.Thread):
         _log.error("the last good model on disk is of no use", model=model, error=str(error))
         self.problems = {**self.problems, model: f"the copy on disk cannot be served: {error}"}
 
-    def experiment(self, model: str) -> Experiment | None:
-        """The experiment on disk; None if it is missing or damaged."""
+    def experiments(self, model: str) -> Sequence[Experiment]:
+        """The experiment on disk, and the earlier ones; none if it is missing or damaged."""
         try:
             return self._experiments.load(model)
         except ArtefactError as error:
             _log.error("the experiment on disk is of no use", model=model, error=str(error))
-            return None
+            return ()
 
     # -- the thread
 
@@ -153,12 +154,12 @@ class LastGoodKeeper(threading.Thread):
     def _save_experiments(self) -> None:
         """Write the experiments that are due. Called with `_changed` held; releases it while it writes."""
         while self._experiments_due:
-            model, experiment = self._experiments_due.popitem()
+            model, records = self._experiments_due.popitem()
             # Released while it writes: `take` and `tell` are called by the thread that delivers, which must not wait
             # for a disk.
             self._changed.release()
             try:
-                self._experiments.save(model, experiment)
+                self._experiments.save(model, *records)
             except FtrieError as error:
                 _log.error("the experiment could not be kept on disk", model=model, error=str(error))
             finally:
@@ -287,8 +288,8 @@ class KeptExperiments:
         """The folder is created by the first `save`."""
         self._folder = folder
 
-    def save(self, model: str, experiment: str | None) -> None:
-        """Keep the record that `Experiment.to_json` returned; None removes it. Raises OutputError."""
+    def save(self, model: str, experiment: str | None, *earlier: str) -> None:
+        """Keep the record that `Experiment.to_json` returned, and earlier ones; None removes it. Raises OutputError."""
         path = self._path(model)
         try:
             if experiment is None:
@@ -297,15 +298,20 @@ class KeptExperiments:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise OutputError(f"cannot keep {path}: {error.strerror}") from error
-        write_checked(path, json.loads(experiment))
+        # Without earlier ones as before there were any, so that an earlier ftrie reads it.
+        more = {"earlier": [json.loads(each) for each in earlier]} if earlier else {}
+        write_checked(path, json.loads(experiment) | more)
 
-    def load(self, model: str) -> Experiment | None:
-        """The record; None if there is none. Raises ArtefactError for a damaged file."""
+    def load(self, model: str) -> Sequence[Experiment]:
+        """The record and the earlier ones; none if there is no file. Raises ArtefactError for a damaged one."""
         path = self._path(model)
         try:
             document = read_checked(path)
-            return None if document is None else Experiment.from_json(json.dumps(document))
-        except (ArtefactError, ExperimentError) as error:
+            if document is None:
+                return ()
+            records = [document, *document.pop("earlier", [])]
+            return [Experiment.from_json(json.dumps(each)) for each in records]
+        except (ArtefactError, AttributeError, ExperimentError, TypeError) as error:
             raise ArtefactError(f"{error}; traffic is divided by the spec") from error
 
     def _path(self, model: str) -> Path:

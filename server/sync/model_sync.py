@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from enum import Enum, auto
@@ -160,7 +160,7 @@ class ModelSync(threading.Thread):
         # Items' sums are computed here too, by the same kernels.
         warm_kernels()
         if self._keeper is not None:
-            self.experiment.restore(self._keeper.experiment(self._model))
+            self.experiment.restore(self._keeper.experiments(self._model))
         while not self._stopped.is_set():
             try:
                 with Store.open(self._url, clock=self._clock) as store:
@@ -440,6 +440,8 @@ class ModelSync(threading.Thread):
             parts = {part: text for part, text in self._degraded.items() if text}
             self._distribution.tell(self._model, {"do": "degraded", "model": self._model, "parts": parts})
 
-    def _tell_experiment(self, asked: Experiment | None) -> None:
-        body = {"do": "experiment", "model": self._model, "experiment": asked and asked.to_json()}
-        self._distribution.tell(self._model, body)
+    def _tell_experiment(self, asked: Experiment, earlier: Sequence[Experiment]) -> None:
+        records = [each.to_json() for each in (asked, *earlier)]
+        self._distribution.tell(
+            self._model, {"do": "experiment", "model": self._model, "experiments": records}
+        )

@@ -159,7 +159,7 @@ def _left(store: Store, name: str) -> dict[str, object]:
     return {
         "active": (versions.active(), versions.history(), versions.pinned()),
         "versions": [(each.version, each.refused) for each in versions.versions()],
-        "experiment": replace(versions.experiment() or Experiment(), updated=None),
+        "experiment": replace(versions.experiment() or Experiment(), updated=None, assigned=None),
         "guard": guard,
         "entries": [len(stream.latest(100)) for stream in streams],
     }

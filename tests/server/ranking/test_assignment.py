@@ -107,6 +107,8 @@ def test_what_does_not_fit_is_refused_and_the_last_good_one_stays(asked: Experim
     after = of(0.5, 0.5).asked_for(good).asked_for(asked)
     assert after.problem.startswith(problem)
     assert (after.experiment, after.asked, after.shares) == (good, asked, (0.1, 0.9))
+    assert of(0.5, 0.5).asked_for(asked, [good]).shares == after.shares, "of a worker that starts now"
+    assert after.over(("other", "plain"), (1.0, 0.0)).over(("base", "plain"), (0.5, 0.5)).experiment == good
     assert after.asked_for(None).problem == ""
     assert after.asked_for(None).shares == (0.5, 0.5)
 

@@ -83,20 +83,6 @@ def test_a_record_that_does_not_fit_or_cannot_be_read_is_refused_aloud_and_the_l
     assert set(variants(client).values()) == {"base", "plain"}
 
 
-def test_an_emptied_store_moves_nobody(store: Store, server: Server, client: Client) -> None:
-    in_force(server, change(store, shares={"plain": 1.0}))
-    with capture_logs() as logs:
-        store.client.flushall()
-        eventually(lambda: any(line["event"] == "no version is active any more" for line in logs))
-    assert set(variants(client).values()) == {"plain"}
-    with capture_logs() as logs:
-        shop.publish(store, seed=2)
-        eventually(lambda: any("has lost the experiment" in str(line.get("error")) for line in logs))
-    assert set(variants(client).values()) == {"plain"}
-    in_force(server, change(store, shares={"base": 1.0}))
-    assert set(variants(client).values()) == {"base"}
-
-
 def test_each_model_has_an_experiment_of_its_own_which_is_in_force_from_the_first_answer(
     shop_store: Store, store_url: str
 ) -> None:

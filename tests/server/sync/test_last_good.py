@@ -9,17 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ftrie.api.client import Client
 from model_store.errors import ArtefactError, OutputError
-from model_store.store import Store
 from model_store.versions.experiments import Experiment
 from server.model.shared_memory import Parts, SharedBlock
 from server.sync.last_good import INDEX, KeptExperiments, LastGood
 from server.sync.state_folder import read_checked, write_checked
-from tests.server import shop
-from tests.server.one_process import Server
-from tests.server.sync.served_models import asking
-from tests.waiting import eventually
 
 
 def block(number: int) -> SharedBlock:
@@ -125,15 +119,12 @@ def test_an_index_that_is_whole_and_another_document_is_damaged(tmp_path: Path, 
 RECORD = Experiment(revision=3, shares={"plain": 1.0}, pins={"ü": "base"}, salt="autumn")
 
 
-def test_a_record_is_kept_replaced_and_forgotten(tmp_path: Path) -> None:
+def test_a_record_is_kept_with_those_before_and_replaced(tmp_path: Path) -> None:
     kept = KeptExperiments(tmp_path / "new")
-    assert kept.load("ads") is None
-    kept.save("ads", None)
-    kept.save("ads", Experiment().to_json())
-    kept.save("ads", RECORD.to_json())
-    assert KeptExperiments(tmp_path / "new").load("ads") == RECORD
-    kept.save("ads", None)
-    assert kept.load("ads") is None
+    assert not kept.load("ads")
+    for records in ([RECORD, Experiment()], [RECORD]):
+        kept.save("ads", *(record.to_json() for record in records))
+        assert KeptExperiments(tmp_path / "new").load("ads") == records
 
 
 def test_a_damaged_file_is_told_and_not_used(tmp_path: Path) -> None:
@@ -153,23 +144,3 @@ def test_a_damaged_file_is_told_and_not_used(tmp_path: Path) -> None:
             kept.load("ads")
     with pytest.raises(OutputError):  # a disk that takes nothing
         KeptExperiments(file).save("ads", RECORD.to_json())
-
-
-def test_a_server_that_starts_without_its_store_divides_as_before(
-    shop_store: Store, start: Callable[..., Server], tmp_path: Path
-) -> None:
-    def variants(client: Client) -> set[str]:
-        return {client.rank(cookie=f"c{n}", candidates=["item-1"]).variant for n in range(30)}
-
-    first = start(state=str(tmp_path))
-    with asking(first) as client:
-        shop_store.model(shop.NAME).experiments.change(lambda before: before.stopped("plain"))
-        eventually(lambda: variants(client) == {"plain"})
-    first.end()
-    shop_store.client.flushall()
-    with asking(start(state=str(tmp_path))) as client:
-        assert variants(client) == {"plain"}
-        shop.fill(shop_store)  # the store is back, and knows of no experiment: the last one stays in force
-        assert variants(client) == {"plain"}
-        shop_store.model(shop.NAME).experiments.clear()
-        eventually(lambda: variants(client) == {"base", "plain"})
