@@ -69,17 +69,15 @@ SPECS = [
 MODELS = [artefact_of(spec, {b"bias": (1.0, 1)}) for spec in SPECS]
 COOKIES = ["u1", "u2", "u3", "u4", "ü", ""]
 """An empty one is none: the request's id stands for it."""
-VARIANT = st.sampled_from("abc")
-DIVISIONS = st.sampled_from(
-    [{}, {"a": 1.0}, {"b": 0.25, "a": 0.75}, {"a": 0.5, "b": 0.5}, {"c": 0.75, "b": 0.25}]
-)
-COOKIE = st.sampled_from(COOKIES[:-1])
+DIVISIONS: list[dict[str, float]] = [
+    {}, {"a": 1.0}, {"b": 0.25, "a": 0.75}, {"a": 0.5, "b": 0.5}, {"c": 0.75, "b": 0.25},
+]  # fmt: skip
 THEN = st.integers(0, 2)
 """What follows: nothing, the server looks at the store, or the worker serves what it was sent too."""
 
 
 DAMAGES = st.sampled_from(
-    [("shares", '{"a": 0.5}'), ("state", "?"), ("format", "99"), ("salt", b"\xff"), ("pin:u1", b"\xff")]
+    [("shares", '{"a": 0.5}'), ("state", "?"), ("format", "99"), ("salt", b"\xff"), ("pin:x", b"\xff")]
 )
 
 
@@ -98,22 +96,25 @@ class Change(NamedTuple):
             case "unpin":
                 return before.unpinned(self.words)
             case "shadow":
-                return replace(before, shadows=tuple(sorted(self.words)))
+                return replace(before, shadows=self.words)
+            case "ahead":
+                return Experiment(shares=self.words[0], pins={"u1": self.words[1]})
             case _:
                 return before.stopped(self.words)
 
 
-def some(command: str, words: st.SearchStrategy[Any]) -> st.SearchStrategy[Change]:
-    return st.builds(Change, st.just(command), words)
-
-
-EDITS = (
-    some("set", st.tuples(DIVISIONS, st.sampled_from([None, "", "s"])))
-    | some("pin", st.dictionaries(COOKIE, VARIANT, min_size=1, max_size=2))
-    | some("unpin", st.lists(COOKIE, min_size=1, max_size=2))
-    | some("shadow", st.sets(VARIANT, max_size=2))
-    | some("stop", VARIANT)
+EDIT = st.sampled_from(
+    [
+        *(Change("set", each) for each in zip(DIVISIONS, (None, None, "", "s", None), strict=True)),
+        *(Change("pin", {cookie: variant}) for cookie, variant in itertools.product(COOKIES[:-1], "abc")),
+        *(Change("unpin", COOKIES[:number]) for number in range(1, 4)),
+        *(Change("shadow", names) for names in ((), ("a",), ("a", "b"), ("b", "c"))),
+        *(Change("stop", variant) for variant in "aabbc"),
+        *(Change("ahead", each) for each in zip(DIVISIONS, "abcba", strict=True)),
+        Change("clear", None),
+    ]
 )
+EDITS = st.lists(EDIT, min_size=1, max_size=6)
 
 
 # -- the model
@@ -239,7 +240,6 @@ class Machine(RuleBasedStateMachine):
 
     def edited(self, edit: Callable[[Experiment], Experiment]) -> None:
         """As `ftrie experiment` does: nothing changes if the result does not fit the active version."""
-        self.clock.advance(0.001)
         before = self.record or Experiment()
         if self.is_damaged:
             with pytest.raises(StoreError):
@@ -270,31 +270,27 @@ class Machine(RuleBasedStateMachine):
             assert stored.assigned is not None
         self.record = stored
 
-    @rule(edit=EDITS, then=THEN)
-    def change(self, edit: Change, then: int) -> None:
-        self.edited(edit.made)
+    @rule(edits=EDITS, then=THEN)
+    def change(self, edits: list[Change], then: int) -> None:
+        for edit in edits:
+            self.clock.advance(0.001)
+            if edit.command == "clear":
+                self.clear()
+            elif edit.command == "ahead" and not self.is_damaged:
+                self.write_for_a_model_to_come(edit)
+            else:
+                self.edited(edit.made)
         self.follow(then)
 
-    @precondition(lambda self: not self.is_damaged)
-    @rule(shares=DIVISIONS, pins=st.dictionaries(COOKIE, VARIANT, max_size=1), then=THEN)
-    def write_for_a_model_to_come(self, shares: dict[str, float], pins: dict[str, str], then: int) -> None:
+    def write_for_a_model_to_come(self, edit: Change) -> None:
         """From Python, where nothing is compared with the active version."""
-        wanted = Experiment(shares=shares, pins=pins)
-        self.clock.advance(0.001)
-        self.written(wanted, self.ads.experiments.change(lambda before: wanted))
-        self.follow(then)
-
-    @precondition(lambda self: self.record and not self.is_damaged)
-    @rule(behind=st.integers(1, 2))
-    def change_from_what_has_changed(self, behind: int) -> None:
+        self.written(edit.made(Experiment()), self.ads.experiments.change(edit.made))
+        assert self.record is not None
+        stale = replace(self.record.stopped("a"), revision=self.record.revision - 1)
         with pytest.raises(ExperimentChanged):
-            self.ads.experiments.write(
-                replace(self.record.stopped("a"), revision=self.record.revision - behind)
-            )
+            self.ads.experiments.write(stale)
 
-    @rule()
     def clear(self) -> None:
-        self.clock.advance(0.001)
         stored = self.ads.experiments.clear(BY)
         revision = (self.record.revision if self.record is not None else 0) + 1
         assert stored == Experiment(
@@ -304,17 +300,16 @@ class Machine(RuleBasedStateMachine):
 
     # -- damage, loss, repair
 
-    @precondition(lambda self: self.record and not self.is_damaged)
-    @rule(damage=DAMAGES, is_repaired=st.booleans(), then=THEN)
-    def damage(self, damage: tuple[str, str | bytes], is_repaired: bool, then: int) -> None:
-        self.store.client.hset(self.ads.keys.experiment, *damage)
-        self.is_damaged, self.damaged = True, damage[0]
+    @precondition(lambda self: self.record)
+    @rule(damage=DAMAGES, then=THEN, is_repaired=st.booleans())
+    def damage(self, damage: tuple[str, str | bytes], then: int, is_repaired: bool) -> None:
+        if not self.is_damaged:
+            self.store.client.hset(self.ads.keys.experiment, *damage)
+            self.is_damaged, self.damaged = True, damage[0]
         self.follow(then)
         if is_repaired:
             self.repair()
 
-    @precondition(lambda self: self.is_damaged)
-    @rule()
     def repair(self) -> None:
         """What can be read is kept. The record of a later ftrie is left to it."""
         found = self.store.check([NAME], repair=True)
@@ -323,14 +318,11 @@ class Machine(RuleBasedStateMachine):
             self.clear()
             return
         assert self.record is not None
-        pins = {
-            cookie: variant for cookie, variant in self.record.pins.items() if f"pin:{cookie}" != self.damaged
-        }
         lost: dict[str, Any] = {
             "shares": {"shares": {}},
             "state": {"state": "running", "winner": ""},
             "salt": {"salt": ""},
-        }.get(self.damaged, {"pins": pins})
+        }.get(self.damaged, {})
         stored = self.ads.experiment()
         assert stored == replace(self.record, **lost, revision=self.record.revision + 1)
         self.record, self.is_damaged = stored, False
@@ -346,9 +338,10 @@ class Machine(RuleBasedStateMachine):
 
     # -- versions below the experiment
 
-    @initialize(spec=st.integers(0, 3))
-    def begin(self, spec: int) -> None:
+    @initialize(spec=st.integers(0, 3), edits=EDITS)
+    def begin(self, spec: int, edits: list[Change]) -> None:
         self.release(spec, 2)
+        self.change(edits, 1)
 
     @precondition(lambda self: self.lease is None)
     @rule(spec=st.integers(0, 3), then=THEN)
@@ -357,57 +350,47 @@ class Machine(RuleBasedStateMachine):
         self.specs[self.active] = spec
         self.follow(then)
 
-    @precondition(lambda self: self.specs)
-    @rule(data=st.data(), then=THEN)
-    def activate(self, data: st.DataObject, then: int) -> None:
-        self.active = data.draw(st.sampled_from(sorted(self.specs)))
-        self.ads.activate(self.active)
+    @rule(how=st.sampled_from(["activate", "roll back", "collect"]), at=st.integers(0, 9), then=THEN)
+    def go_to_another_version(self, how: str, at: int, then: int) -> None:
+        if how == "activate" and self.specs:
+            self.active = sorted(self.specs)[at % len(self.specs)]
+            self.ads.activate(self.active)
+        elif how == "roll back":
+            with suppress(VersionNotFound):
+                self.active = self.ads.rollback()
+        else:
+            # Never what is served or pinned, whatever an experiment says.
+            for version in self.ads.gc(1 + at % 2):
+                assert version not in (self.active, self.ads.pinned())
+                del self.specs[version]
         self.follow(then)
 
-    @rule(then=THEN)
-    def roll_back(self, then: int) -> None:
-        with suppress(VersionNotFound):
-            self.active = self.ads.rollback()
-        self.follow(then)
-
-    @rule(keep=st.integers(1, 2))
-    def collect(self, keep: int) -> None:
-        """Never what is served or pinned, whatever an experiment says."""
-        for version in self.ads.gc(keep):
-            assert version not in (self.active, self.ads.pinned())
-            del self.specs[version]
-
     @precondition(lambda self: self.specs)
-    @rule(spec=st.integers(0, 3), data=st.data())
-    def pin_a_version(self, spec: int, data: st.DataObject) -> None:
+    @rule(spec=st.integers(0, 3), at=st.integers(0, 9))
+    def pin_a_version_or_resume(self, spec: int, at: int) -> None:
         """Against a trainer, which stays out until it is let in again."""
+        is_pinned = self.lease is not None
         if self.lease is None:
             self.lease = self.store.trainer_lease(NAME, "t")
             self.lease.take()
-        self.activate(data, 0)
-        assert self.ads.pinned() == self.active
-        epoch = self.lease.epoch
-        version = self.ads.publish(MODELS[spec], epoch=epoch)
+            self.go_to_another_version("activate", at, 0)
+            assert self.ads.pinned() == self.active
+        version, epoch = self.ads.publish(MODELS[spec], epoch=self.lease.epoch), self.lease.epoch
         self.specs[version] = spec
         with pytest.raises(Pinned):
             self.ads.activate(version, epoch=epoch)
-
-    @precondition(lambda self: self.lease)
-    @rule(spec=st.integers(0, 3))
-    def resume(self, spec: int) -> None:
-        epoch = self.lease.epoch
-        self.ads.resume()
-        self.active = self.ads.publish(MODELS[spec], epoch=epoch)
-        self.specs[self.active] = spec
-        self.ads.activate(self.active, epoch=epoch)
-        self.lease.release()
-        self.lease = None
+        if is_pinned:
+            self.ads.resume()
+            self.ads.activate(version, epoch=epoch)
+            self.active = version
+            self.lease.release()
+            self.lease = None
 
     # -- the server
 
-    @rule(then=st.integers(1, 2))
+    @rule(then=st.integers(1, 3))
     def follow(self, then: int) -> None:
-        if then > 0:
+        if then in (1, 2):
             self.look()
         if then > 1:
             self.swap()
@@ -428,25 +411,18 @@ class Machine(RuleBasedStateMachine):
             fits = server.by(server.spec) == server.asked
             assert bool(self.model.experiment.problem) == (self.is_damaged or is_lost or not fits)
 
-    @rule()
     def swap(self) -> None:
-        """What was delivered is served by the worker only now, and only the latest of it."""
+        """What was delivered is served by the worker only now, and only the latest of it.
+
+        Two requests have read which version is served just before, and not yet how the traffic is divided.
+        """
+        if self.worker_spec is not None:
+            served = self.worker.models[NAME].served
+            assert served is not None
+            self.held = [*self.held[-1:], (served, self.worker_spec)]
         while not self.worker._errands.empty():
             self.worker._errands.get()()
         self.worker_spec = self.server.spec
-
-    @precondition(lambda self: self.worker_spec is not None and len(self.held) < 2)
-    @rule()
-    def begin_a_request(self) -> None:
-        """It has read which version is served, and not yet how the traffic is divided."""
-        served = self.worker.models[NAME].served
-        assert served is not None
-        self.held.append((served, self.worker_spec))
-
-    @precondition(lambda self: self.held)
-    @rule()
-    def end_a_request(self) -> None:
-        self.held.pop(0)
 
     @rule(restarts=st.sampled_from(["worker", "server", "server without its store"]))
     def restart(self, restarts: str) -> None:
@@ -530,7 +506,7 @@ def machines(valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
 
 
 @pytest.mark.parametrize(
-    ("examples", "steps"), [(5, 15), pytest.param(60, 30, marks=pytest.mark.slow)], ids=["few", "many"]
+    ("examples", "steps"), [(5, 12), pytest.param(30, 25, marks=pytest.mark.slow)], ids=["few", "many"]
 )
 def test_any_order_of_experiments_versions_and_restarts(
     machines: Callable[[], Machine], examples: int, steps: int
@@ -544,9 +520,9 @@ def test_a_new_worker_and_a_new_server_divide_as_before_while_the_record_does_no
     machines: Callable[[], Machine],
 ) -> None:
     machine = machines()
-    machine.begin(0)
+    machine.begin(0, [])
     for shares in ({"a": 1.0}, {"c": 0.75, "b": 0.25}):
-        machine.write_for_a_model_to_come(shares, {}, 1)
+        machine.change([Change("ahead", (shares, "b"))], 1)
     machine.restart_the_worker()
     machine.every_cookie_gets_its_variant()
     machine.restart_the_server(True)
