@@ -43,7 +43,6 @@ from server.sync.distribution import Distribution
 from server.sync.last_good import LastGood
 from server.sync.model_builder import ModelBuilder
 from tests.clocks import ManualClock
-from tests.matrix import examples
 from tests.server.model.models import FIELDS, VARIANTS, parse
 from tests.server.slow_ranker import artefact_of
 
@@ -85,7 +84,6 @@ NOTHING = 0
 INLINE_IDS = [f"inline {record}" for record in range(len(RECORDS))]
 CANDIDATE_IDS = [*IDS[::-1], "unknown"]
 RECORD = st.integers(0, len(RECORDS) - 1)
-EXAMPLES, STEPS = 60, 30
 FEW = st.lists(st.sampled_from(IDS), min_size=1, max_size=3, unique=True)
 
 
@@ -566,8 +564,12 @@ def machines(
         yield lambda: Machine(store, clock, tmp_path / str(next(numbers)))
 
 
-def test_ranker(machines: Callable[[], Machine]) -> None:
-    run_state_machine_as_test(machines, settings=settings(examples(EXAMPLES), stateful_step_count=STEPS))
+@pytest.mark.parametrize(
+    ("examples", "steps"), [(12, 30), pytest.param(60, 30, marks=pytest.mark.slow)], ids=["few", "many"]
+)
+def test_ranker(machines: Callable[[], Machine], examples: int, steps: int) -> None:
+    how = settings(max_examples=examples, stateful_step_count=steps, deadline=None)
+    run_state_machine_as_test(machines, settings=how)
 
 
 SOME: tuple[int, Weights] = 0, {b"brand=a": (1.0, 7), b"sku=i1": (-0.5, 7)}

@@ -165,6 +165,14 @@ class Versions(RuleBasedStateMachine):
         self.ads.activate(version, epoch=epoch)
         self.pointed(version, epoch)
 
+    @precondition(lambda self: not self.is_alive)
+    @rule()
+    def a_writer_is_overtaken(self) -> None:
+        epoch = self.ads.begin()
+        self.release(5)
+        with pytest.raises(StaleEpoch):
+            self.ads.activate(max(self.contents), epoch=epoch)
+
     @rule()
     def a_trainer_takes_the_model(self) -> None:
         self.trainer = self.store.trainer_lease(NAME, "t")
