@@ -63,7 +63,9 @@ def test_a_damaged_file_is_refused_or_the_same(data: bytes, splices: list[tuple[
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("first", "data"), enumerate([ARTEFACT, DELTA, own_model().to_bytes()]), ids=["artefact", "delta", "own"]
+    ("first", "data"),
+    list(enumerate([ARTEFACT, DELTA, own_model().to_bytes()])),
+    ids=["artefact", "delta", "own"],
 )
 def test_a_flipped_bit_is_refused_or_lies_in_padding(first: int, data: bytes) -> None:
     """Of every third byte one, in each file of other ones."""

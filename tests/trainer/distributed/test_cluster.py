@@ -266,7 +266,7 @@ def test_a_cluster_that_asks_for_a_token_is_joined_with_it_only(scenario: Callab
 def test_other_processes_of_the_caller_go_on_when_ray_ends() -> None:
     program = (
         "import subprocess; from tests.trainer.distributed.crew_scenarios import crew_of\n"
-        "other = subprocess.Popen(['sleep', '600'])\n"
+        "other = subprocess.Popen(['sleep', '600'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)\n"
         "with crew_of(1, 1): pass\n"
         "print('ended' if other.poll() is not None else 'goes on'); other.kill()\n"
     )
