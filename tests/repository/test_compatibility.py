@@ -78,7 +78,7 @@ def test_a_store_of_0_1_0_is_valid_and_holds_its_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with tarfile.open(KEPT / "store.tar.xz") as archive:
-        archive.extractall(tmp_path / "store", filter="data")
+        archive.extractall(tmp_path / "store")  # of this repository: Python 3.11.2 has no filter yet
     store = f"embedded:{tmp_path / 'store'}"
     assert run(["store", "check", "golden", "--store", store]) == 0
     assert "all keys are valid" in capsys.readouterr().out
