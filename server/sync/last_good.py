@@ -288,13 +288,10 @@ class KeptExperiments:
         """The folder is created by the first `save`."""
         self._folder = folder
 
-    def save(self, model: str, experiment: str | None, *earlier: str) -> None:
-        """Keep the record that `Experiment.to_json` returned, and earlier ones; None removes it. Raises OutputError."""
+    def save(self, model: str, experiment: str, *earlier: str) -> None:
+        """Keep the record that `Experiment.to_json` returned, and earlier ones. Raises OutputError."""
         path = self._path(model)
         try:
-            if experiment is None:
-                path.unlink(missing_ok=True)
-                return
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise OutputError(f"cannot keep {path}: {error.strerror}") from error

@@ -192,13 +192,6 @@ def test_the_kept_experiment(tmp_path: Path) -> None:
         state,
         leaves=unexpected("shop.json"),
     )
-    try_all(
-        "experiment off disk",
-        tmp_path,
-        lambda folder: KeptExperiments(folder / "e").save("shop", old),
-        lambda folder: KeptExperiments(folder / "e").save("shop", None),
-        state,
-    )
 
 
 def spooled(folder: Path) -> list[str]:

@@ -258,7 +258,7 @@ class CheckpointFolder:
                 left.unlink()
         except OSError as error:
             self.close()  # else the next try finds the folder in use
-            raise CheckpointError(f"cannot delete {left}: {error.strerror}") from error
+            raise CheckpointError(f"cannot delete {error.filename or path}: {error.strerror}") from error
 
     def write(self, rows: int, description: Mapping[str, Any], arrays: Arrays | NamedArrays) -> Path:
         """Write the checkpoint of a run that has learned from `rows` rows, then delete all but the newest KEPT.
