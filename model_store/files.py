@@ -76,8 +76,15 @@ def elsewhere(error: OSError, remedy: str) -> str:
     return "" if error.errno in (EMFILE, ENFILE, ENOLCK, ENOMEM) else f"; {remedy}"
 
 
-def port_taken(port: int) -> str:
-    """What a message says of a TCP port that cannot be listened on: who has it, if /proc shows that."""
+def port_taken(port: int, error: OSError | None = None) -> str:
+    """What a message says of a TCP port that cannot be listened on: who has it, if /proc shows that.
+
+    error: that of the system, where it is known.
+    """
+    if error and error.errno == EACCES:
+        return "ports below 1024 need root or CAP_NET_BIND_SERVICE"
+    if error and not elsewhere(error, "another port"):
+        return "this process has no descriptors or memory left"
     process = ""
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with suppress(OSError):

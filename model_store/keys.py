@@ -30,7 +30,10 @@ MAX_ID_BYTES = 4096
 MOST = 2**53 - 1
 """Lua counts in doubles and would round larger numbers."""
 MOST_COUNTED = 10**12
-"""The maximum of versions and epochs: one per millisecond for thirty years."""
+"""The maximum of versions and epochs: a version per millisecond for thirty years, or two million steps of epochs."""
+EPOCH_STEP = 2**20
+"""An epoch is at most this much above the one before it. The step is random, since a replica that lacks the last writes
+assigns epochs from a counter set back: with steps of 1 it would give the epoch of a living writer to a second one."""
 
 Report = Callable[[str], None]
 Metrics = Mapping[str, Mapping[str, float]]
@@ -456,7 +459,7 @@ class ModelKeys:
     epoch = Key(
         "string",
         "the last epoch assigned; an epoch is a writer's fencing token",
-        written="writers (INCR)",
+        written="writers (INCRBY, random steps)",
         read="writers",
         repair="",
     )

@@ -25,6 +25,7 @@ from redis.exceptions import WatchError
 from model_store.errors import ArtefactError, ExperimentError, NewerFormat, StoreError, UnreadableValue
 from model_store.features.history import check_record
 from model_store.keys import (
+    EPOCH_STEP,
     MOST,
     MOST_COUNTED,
     REMOVED,
@@ -64,7 +65,8 @@ BATCH = 1_000
 DAMAGED = "damaged: "
 """Prefix of the refusal reason of a version whose bytes cannot be restored."""
 _AHEAD = 1_000_000
-"""A counter further ahead of its versions or epochs was set manually."""
+"""A counter further ahead of its versions, or this many times EPOCH_STEP ahead of its epochs, was set manually."""
+_EPOCHS_AHEAD = 1_000 * EPOCH_STEP
 _MOST_AHEAD_MS = 60_000
 """How far the last id of a stream may be ahead of the store's clock, which may have been set back by a little."""
 _AHEAD_MS = 3_600_000
@@ -373,7 +375,7 @@ class _ModelCheck:
         self._epochs = [0]
         last = [self._counter(key) or 0 for key in (self._keys.epoch, self._keys.active_epoch)]
         # Without a readable counter there is nothing to judge epochs by.
-        self._highest_epoch = min(MOST_COUNTED, max(last) + _AHEAD) if any(last) else MOST_COUNTED
+        self._highest_epoch = min(MOST_COUNTED, max(last) + _EPOCHS_AHEAD) if any(last) else MOST_COUNTED
 
     def run(self) -> None:
         self._each_kind()
@@ -695,11 +697,11 @@ class _ModelCheck:
         # Fences only rise: a counter below an epoch in use would give that epoch to a second writer.
         top = max(epoch, floor) if epoch >= floor else max(floor, last)
         newest = max(self._numbers(), default=0)
-        if floor and top > floor + _AHEAD:
-            top = max(floor, last if last <= floor + _AHEAD else 0)
+        if floor and top > floor + _EPOCHS_AHEAD:
+            top = max(floor, last if last <= floor + _EPOCHS_AHEAD else 0)
         for key, least, most, right in (
             (keys.sequence, newest, newest + _AHEAD if newest else MOST_COUNTED, newest),
-            (keys.epoch, floor, floor + _AHEAD if floor else MOST_COUNTED, top),
+            (keys.epoch, floor, floor + _EPOCHS_AHEAD if floor else MOST_COUNTED, top),
             (keys.active_epoch, 0, top, floor),
         ):
 

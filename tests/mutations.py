@@ -134,10 +134,17 @@ MUTATIONS = (
     ),
     # the lease
     Mutation(
+        "lease: a replica gives the epoch of a living writer",
+        "model_store/keys.py",
+        "EPOCH_STEP = 2**20",
+        "EPOCH_STEP = 1",
+        STORE,
+    ),
+    Mutation(
         "lease: an epoch is given twice after a restore",
         LEASE,
-        "math.max(last_epoch, there.epoch) + 1",
-        "last_epoch + 1",
+        "math.max(last_epoch, there.epoch) + tonumber(ARGV[9])",
+        "last_epoch + tonumber(ARGV[9])",
         STORE,
     ),
     Mutation(

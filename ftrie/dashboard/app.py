@@ -132,6 +132,6 @@ def _listening(host: str, port: int) -> socket.socket:
         return socket.create_server(found[0][4][:2], family=found[0][0], reuse_port=False)
     except OSError as error:
         raise ServerError(
-            f"cannot listen on {host}:{port} ({error.strerror or error}): {port_taken(port)}; --port 0 chooses "
+            f"cannot listen on {host}:{port} ({error.strerror or error}): {port_taken(port, error)}; --port 0 chooses "
             "a free one"
         ) from error

@@ -5,6 +5,7 @@
 -- ARGV  1 "take", "renew", "release", or "look", which takes nothing · 2 owner · 3 epoch, 0 to take or look
 --       4 duration, ms · 5 host · 6 process · 7 rows
 --       8 the lease's until_ms as found before, while by the caller's own clock that lease is not over; else empty
+--       9 how far a new epoch is above the last one
 --
 -- Returns {"ok", epoch, the rows this owner passed last, 1 if the store had lost the lease being renewed}
 --         {"held", host, process, ms since it was last seen, until_ms, ms until it ends}   another owner's lease is valid
@@ -33,7 +34,7 @@ if verb == 'look' then
   return {'ok', 0, 0, 0}
 elseif verb == 'take' then
   -- Above both: either of them may have been set back.
-  epoch = math.max(last_epoch, there.epoch) + 1
+  epoch = math.max(last_epoch, there.epoch) + tonumber(ARGV[9])
   redis.call('SET', KEYS[2], string.format('%.0f', epoch))
   rows = same and string.format('%.0f', there.rows) or '0'
 -- An expired lease that nobody has taken is no obstacle: its holder still has the highest epoch, and may renew it.

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 import os
+import secrets
 import socket
 from typing import Any
 
 from model_store.errors import LeaseHeld, StaleEpoch
-from model_store.keys import ModelKeys
+from model_store.keys import EPOCH_STEP, ModelKeys
 from model_store.redis.connection import StoreConnection
 
 # How long a model is without a trainer after its machine died: a spare waits until the lease expires.
@@ -99,6 +100,7 @@ class TrainerLease:
             os.getpid(),
             self._rows,
             self._until_ms if self._clock.monotonic() < self._ends_s else "",
+            epoch_step(),
         ]
         answer: list[Any] = self._run(self.keys, words)
         return answer
@@ -106,6 +108,11 @@ class TrainerLease:
     def _checked(self, answer: list[Any]) -> None:
         if answer[0] == b"stale":
             raise StaleEpoch(taken_over(self.model, *answer[1:]))
+
+
+def epoch_step() -> int:
+    """How far a new epoch is above the last one; see EPOCH_STEP."""
+    return 1 + secrets.randbelow(EPOCH_STEP)
 
 
 def held(model: str, host: bytes, process: bytes, silent_ms: int) -> str:

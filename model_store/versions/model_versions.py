@@ -48,7 +48,7 @@ from model_store.redis.connection import LONGEST_BLOCK_S, StoreConnection
 from model_store.versions.audit import PYTHON, Audit, By
 from model_store.versions.experiments import StoredExperiment
 from model_store.versions.guard_record import GuardRecords
-from model_store.versions.lease import TrainerLease, held, taken_over
+from model_store.versions.lease import TrainerLease, epoch_step, held, taken_over
 from model_store.versions.manifest import (
     CHUNK_BYTES,
     Manifest,
@@ -518,19 +518,19 @@ class ModelVersions:
 
     def _next_epoch(self) -> int:
         """An epoch above all earlier ones, even if the counter was set back."""
-        return self._count(self.keys.epoch, self._fence())
+        return self._count(self.keys.epoch, self._fence(), epoch_step())
 
-    def _count(self, key: str, above: int) -> int:
-        """Increment a counter, to a number above `above`. Raises UnreadableValue."""
+    def _count(self, key: str, above: int, step: int = 1) -> int:
+        """Increment a counter by `step`, or to `above + step` if that is more. Raises UnreadableValue."""
         with self._store.answers(key):
-            number = int(self._client.incr(key))
+            number = int(self._client.incrby(key, step))
             if number <= above:
                 self._report(
-                    f"{key}: got {number - 1}, expected at least {above}; counting continues from there"
+                    f"{key}: got {number - step}, expected at least {above}; counting continues from there"
                 )
                 # Two writers that find it set back at once get different numbers: each adds to what the other has
                 # made.
-                number = int(self._client.incrby(key, above + 1 - number))
+                number = int(self._client.incrby(key, above + step - number))
         if number > MOST_COUNTED:
             raise unreadable(key, f"got {number}, expected a whole number up to {MOST_COUNTED}")
         return number

@@ -130,7 +130,7 @@ class MetricsPage:
             self._server = _Listener(host.strip("[]"), port)
         except OSError as error:
             raise ServerError(
-                f"cannot listen on {address_of(host, port)} for metrics ({error.strerror}): {port_taken(port)}; "
+                f"cannot listen on {address_of(host, port)} for metrics ({error.strerror}): {port_taken(port, error)}; "
                 "--metrics-port 0 chooses a free one"
             ) from error
         self._server.metrics, self._server.health = metrics, health

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from errno import EACCES, EADDRINUSE, EMFILE
 from pathlib import Path
 
 import pytest
 
 from model_store.errors import OutputError
-from model_store.files import check_writable, write_whole
+from model_store.files import check_writable, port_taken, write_whole
 
 
 def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
@@ -39,3 +40,9 @@ def test_a_path_that_cannot_be_written_is_known_before(tmp_path: Path) -> None:
             check_writable(tmp_path / path)
         with pytest.raises(OutputError, match=f"cannot write .*{path}"):
             write_whole(tmp_path / path, b"")
+
+
+def test_a_port_that_cannot_be_had_for_another_reason_is_not_called_taken() -> None:
+    said = {code: port_taken(80, OSError(code, "")) for code in (EMFILE, EACCES, EADDRINUSE)}
+    assert "descriptors" in said[EMFILE] and "1024" in said[EACCES]
+    assert "taken" in said[EADDRINUSE] or "has the port" in said[EADDRINUSE]

@@ -466,5 +466,7 @@ def serve_metrics(host: str, port: int) -> StatusCollector:
         page, _ = start_http_server(port, host, registry)
         pause_where_none_is_accepted(page)
     except OSError as error:
-        raise InputError(f"--metrics-port {port}: cannot listen on {host}: {port_taken(port)}") from error
+        raise InputError(
+            f"--metrics-port {port}: cannot listen on {host}: {port_taken(port, error)}"
+        ) from error
     return collector
