@@ -148,11 +148,11 @@ def online_cell(
 ) -> tuple[str, tuple[int, int], list[list[int]]]:
     """A field of a HASH of outcomes: variant, first and last version, and a list of each member's sums by bucket.
 
-    Members added by a later ftrie are ignored. Raises UnreadableValue.
+    Members added by a later ftrie are ignored; `unseen` may be left out. Raises UnreadableValue.
     """
     try:
         parts = json_object(value)
-        sums = [parts[name] for name in members]
+        sums = [parts[name] if name != "unseen" else parts.get(name, [0] * buckets) for name in members]
         first, last = parts["versions"]
         if not all(isinstance(each, list) and len(each) == buckets for each in sums):
             raise ValueError("a sum has another number of buckets")

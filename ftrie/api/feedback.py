@@ -9,8 +9,10 @@ from datetime import UTC, datetime
 from typing import Any, Literal, Self
 
 from ctr.v1.feedback_pb2 import (
+    FEEDBACK_KIND_ACTIVATED,
     FEEDBACK_KIND_CLICK,
     FEEDBACK_KIND_CONVERSION,
+    FEEDBACK_KIND_SEEN,
     FeedbackEvent,
     ReportRequest,
     ReportResponse,
@@ -20,7 +22,13 @@ from model_store.bounded import json_value
 from model_store.errors import FieldValueError
 
 MOST_EVENTS = 1_000
-CLICK, CONVERSION = "click", "conversion"
+Happening = Literal["click", "conversion", "seen", "activated"]
+KINDS: dict[Happening, Any] = {
+    "click": FEEDBACK_KIND_CLICK,
+    "conversion": FEEDBACK_KIND_CONVERSION,
+    "seen": FEEDBACK_KIND_SEEN,
+    "activated": FEEDBACK_KIND_ACTIVATED,
+}
 # 1e11 s is the year 5138 and 1e11 ms is March 1973, so the sizes of real times do not overlap; likewise for
 # microseconds.
 _MILLISECONDS_FROM = 1e11
@@ -29,18 +37,20 @@ _MICROSECONDS_FROM = 1e14
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """An event on one item of one Ranking.
+    """An event on one item of one Ranking; of the whole list if it is `activated`, or `seen` with a position.
 
     request_id: of the Ranking that contained the item. time: None means now; a time without a zone is UTC. event_id:
-    identifies the event across repeated reports; if empty, request, item and event identify it. value: of a conversion.
+    identifies the event across repeated reports; if empty, request, item, event and position identify it. value: of a
+    conversion. position: the list was seen up to there, from 1.
     """
 
     request_id: str
-    item: str
-    event: Literal["click", "conversion"] = "click"
+    item: str = ""
+    event: Happening = "click"
     event_id: str = ""
     time: datetime | None = None
     value: float = 0.0
+    position: int = 0
 
     @classmethod
     def from_json(cls, line: str | bytes) -> Self:
@@ -54,22 +64,23 @@ class Feedback:
         return cls(
             _text(event, "request_id"),
             _text(event, "item"),
-            _event(event.get("event", CLICK)),
+            _event(event.get("event", "click")),
             _text(event, "event_id"),
             _time(event.get("ts")),
             _number("value", event.get("value", 0.0)),
+            _position(event.get("position", 0)) if event.get("event") == "seen" else 0,
         )
 
     def message(self) -> FeedbackEvent:
         """As a message. Raises FieldValueError for an id that is not text, or an unknown event."""
-        kinds = {CLICK: FEEDBACK_KIND_CLICK, CONVERSION: FEEDBACK_KIND_CONVERSION}
         try:
             made = FeedbackEvent(
                 event_id=self.event_id,
                 request_id=self.request_id,
                 item_id=self.item,
-                kind=kinds[_event(self.event)],
+                kind=KINDS[_event(self.event)],
                 value=self.value,
+                position=self.position,
             )
         except (TypeError, ValueError) as error:  # ValueError: a lone surrogate
             raise FieldValueError(f"{self}: {error}") from None
@@ -122,12 +133,17 @@ def _text(event: dict[str, Any], name: str) -> str:
     return str(value)
 
 
-def _event(value: object) -> Literal["click", "conversion"]:
-    if value == CLICK:
-        return "click"
-    if value == CONVERSION:
-        return "conversion"
-    raise FieldValueError(f"event: got {value!r}, expected {CLICK} or {CONVERSION}")
+def _event(value: object) -> Happening:
+    for each in KINDS:
+        if value == each:
+            return each
+    raise FieldValueError(f"event: got {value!r}, expected {', '.join(KINDS)}")
+
+
+def _position(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise FieldValueError(f"position: got {value!r}, expected a whole number of 1 or more")
+    return value
 
 
 def _number(name: str, value: object) -> float:

@@ -216,7 +216,8 @@ class RankOptions(TypedDict, total=False):
     cookie: the user's id. candidate_set: a set in the store, instead of candidates. objective, caps (at most N by
     field), exploration: docs/ranking.md. filters: a list of AnyOf, NoneOf and Between, or tests by field, where a text
     or several texts are AnyOf and two numbers (None is no bound) are Between. variant: forces one, for tests. no_log:
-    for load tests; with it, or a forced variant, a server logs no impression (docs/events.md).
+    for load tests; with it, or a forced variant, a server logs no impression (docs/events.md). deferred: the list is
+    perhaps never shown, so it is learned from only once `activated` is reported.
     """
 
     cookie: str
@@ -229,6 +230,7 @@ class RankOptions(TypedDict, total=False):
     caps: Mapping[str, int]
     exploration: Exploration | None
     no_log: bool
+    deferred: bool
 
 
 class Options(RankOptions, total=False):
@@ -263,6 +265,7 @@ class Asked(NamedTuple):
     top_k: int | None
     variant: str | None
     no_log: bool
+    deferred: bool
     objective: str
     filters: list[Filter]
     caps: list[tuple[str, int]]
@@ -305,6 +308,7 @@ class Asked(NamedTuple):
             top_k=None if top_k is None else _int32(top_k),
             variant=None if variant is None else text_of(variant, "variant"),
             no_log=bool(operator.index(options.get("no_log", False))),
+            deferred=bool(operator.index(options.get("deferred", False))),
             objective=text_of(options.get("objective", ""), "objective"),
             filters=_filters(options.get("filters", ())),
             caps=[(text_of(name, "caps"), _int32(most)) for name, most in caps],
@@ -326,6 +330,7 @@ class Asked(NamedTuple):
             variant=self.variant,
             objective=self.objective,
             no_log=self.no_log,
+            deferred=self.deferred,
         )
         try:
             # All at once, in C; only a failure looks for the id at fault.

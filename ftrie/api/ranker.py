@@ -254,6 +254,7 @@ def _request(asked: Asked) -> Request:
         asked.request_id,
         asked.top_k,
         asked.no_log,
+        asked.deferred,
         extras,
     )
 

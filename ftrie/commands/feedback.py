@@ -1,4 +1,4 @@
-"""`ftrie feedback`: reports clicks and conversions from the command line."""
+"""`ftrie feedback`: reports clicks, conversions and what was seen from the command line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Literal
+from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,7 +19,7 @@ from model_store.flags import Argument, Flag
 
 if TYPE_CHECKING:
     from ftrie.api.client import Client
-    from ftrie.api.feedback import Feedback
+    from ftrie.api.feedback import Feedback, Happening
 
 MOST_NAMED = 20
 
@@ -31,6 +31,11 @@ def feedback(
     request_id: Annotated[str, Argument("Of the answer that contained the items.", "[REQUEST_ID]")] = "",
     items: Annotated[list[str] | None, Argument("The ids of the clicked items.", "[ITEM]...")] = None,
     conversion: Annotated[bool, Flag("Report conversions instead of clicks.")] = False,
+    seen: Annotated[bool, Flag("Report that the items were seen, instead of clicks.")] = False,
+    seen_to: Annotated[
+        int | None, Flag("Report that the list was seen up to this position.", "N", min=1)
+    ] = None,
+    activated: Annotated[bool, Flag("Report that the list of a deferred request is shown.")] = False,
     event_id: Annotated[str, Flag("Identifies the event across repeated reports; for one item.", "ID")] = "",
     value: Annotated[float, Flag("The value of a conversion.", "NUMBER")] = 0.0,
     file: Annotated[
@@ -49,14 +54,27 @@ def feedback(
         with Client(server.address, server.timeout, server.access()) as client, _lines(file) as lines:
             outcome.report_lines(client, model, file, lines)
     else:
-        if not (request_id and items):
-            raise typer.BadParameter("give REQUEST_ID and at least one ITEM, or --file FILE")
+        kinds: dict[Happening, bool] = {
+            "conversion": conversion,
+            "seen": seen or seen_to is not None,
+            "activated": activated,
+        }
+        kind: Happening = next((name for name, is_given in kinds.items() if is_given), "click")
+        of_list = activated or seen_to is not None
+        if sum((conversion, seen, seen_to is not None, activated)) > 1:
+            raise typer.BadParameter("give one of --conversion, --seen, --seen-to and --activated")
+        if not request_id or bool(items) == of_list:
+            whole = "REQUEST_ID without ITEM" if of_list else "REQUEST_ID and at least one ITEM"
+            raise typer.BadParameter(f"give {whole}, or --file FILE")
+        items = items or [""]
         if event_id and len(items) > 1:
             raise typer.BadParameter(f"--event-id identifies one event; got {len(items)} items")
-        kind: Literal["click", "conversion"] = "conversion" if conversion else "click"
-        events = [Feedback(request_id, item, kind, event_id, value=value) for item in items]
+        events = [
+            Feedback(request_id, item, kind, event_id, value=value, position=seen_to or 0) for item in items
+        ]
         with Client(server.address, server.timeout, server.access()) as client:
-            outcome.report(client, model, events, [f"item {item}" for item in items])
+            names = [f"item {item}" if item else f"request {request_id}" for item in items]
+            outcome.report(client, model, events, names)
     outcome.show(as_json)
 
 

@@ -202,6 +202,9 @@ class RankFlags:
         str, Flag("ucb:WIDTH or thompson:WIDTH; WIDTH is a multiple of the score's uncertainty.", "HOW:WIDTH")
     ] = ""
     request_id: Annotated[str, Flag("The request's id, which is the seed of Thompson draws.")] = ""
+    deferred: Annotated[
+        bool, Flag("The list is perhaps never shown: it counts once `ftrie feedback --activated` says so.")
+    ] = False
 
     def options(self) -> Options:
         """The keywords of `Client.rank`. Raises typer.BadParameter for a flag that cannot be parsed."""
@@ -219,6 +222,7 @@ class RankFlags:
             "top_k": self.top_k,
             "variant": self.variant,
             "request_id": self.request_id,
+            "deferred": self.deferred,
             "objective": self.objective,
             "filters": [_filter(text) for text in self.filters or ()],
             "caps": dict(_cap(text) for text in self.caps or ()),

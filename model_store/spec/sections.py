@@ -449,6 +449,7 @@ class JoinSection(Section):
     late_within: ShortTime = "1h"
     positive: Literal["click", "conversion"] = "click"
     max_pending: int = Field(default=2_000_000, ge=1, le=MOST_PENDING)
+    negatives: Literal["shown", "seen"] = "shown"
     unknown_items: Literal["skip", "learn"] = "skip"
 
     ALWAYS = ("window", "lateness", "late", "late_within", "positive", "max_pending")

@@ -1,4 +1,4 @@
-"""Writing feedback: clicks and conversions of a model, each added to the model's stream once.
+"""Writing feedback: clicks, conversions and what was seen, each added to the model's stream once.
 
 One script takes a batch (feedback.lua): a new event is added to the stream and remembered for a day; a known one
 changes nothing. So a batch may be repeated until it is answered. docs/events.md describes the events.
@@ -27,7 +27,7 @@ KNOWN_S = 86_400.0
 MOST_EVENTS = 1_000
 CALL_BYTES = 8
 
-Kind = Literal["click", "conversion"]
+Kind = Literal["click", "conversion", "seen", "activated"]
 
 _SCRIPT = Path(__file__).with_name("feedback.lua").read_bytes()
 _SHA = sha1(_SCRIPT, usedforsecurity=False).hexdigest().encode()
@@ -35,10 +35,10 @@ _SHA = sha1(_SCRIPT, usedforsecurity=False).hexdigest().encode()
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A click on, or a conversion of, one item of one answer.
+    """What happened to one item of one answer; item is empty for `activated`, and for `seen` up to a position.
 
-    event_id: identifies the event when it is reported again; if empty, request, item and kind do. time_us: microseconds
-    since 1970; None: the time of the report. value: the value of a conversion.
+    event_id: identifies the event when it is reported again; if empty, request, item, kind and position do. time_us:
+    microseconds since 1970; None: the time of the report. value: of a conversion. position: from 1; 0 for none.
     """
 
     request_id: str
@@ -47,20 +47,24 @@ class Event:
     event_id: str = ""
     time_us: int | None = None
     value: float = 0.0
+    position: int = 0
 
     @property
     def digest(self) -> str:
         """The identity of the event: 32 hexadecimal digits."""
         # As JSON, so that the parts of different events cannot run into the same bytes.
         identity = [self.event_id] if self.event_id else [self.request_id, self.item, self.kind]
+        if self.position and not self.event_id:
+            identity.append(str(self.position))
         return blake2b(json.dumps(identity).encode(), digest_size=16).hexdigest()
 
     def to_json(self, now_us: int) -> bytes:
         """The event as written to the stream (docs/events.md)."""
         time_us = now_us if self.time_us is None else self.time_us
-        event: dict[str, str | float] = {
+        of_item: dict[str, str | float] = {"item": self.item} if self.item else {}
+        event = {
             "request_id": self.request_id,
-            "item": self.item,
+            **of_item,
             "ts": time_us / 1_000_000,
             "event": self.kind,
         }
@@ -68,6 +72,8 @@ class Event:
             event["event_id"] = self.event_id
         if self.value:
             event["value"] = self.value
+        if self.position:
+            event["position"] = self.position
         return json.dumps(event, ensure_ascii=False, allow_nan=False).encode("utf-8", "surrogateescape")
 
 

@@ -42,7 +42,8 @@ class OnlineSums:
 
     requests: their number; shown, clicks, conversions: items shown, clicked, converted. ctr_nano: predicted clicks, the
     sum of the items' ctr, in CTR_UNIT; without_ctr: requests with an item without ctr, which predict 0. positives:
-    items with the outcome that is predicted: clicks, or with `join.positive = "conversion"` conversions.
+    items with the outcome that is predicted: clicks, or with `join.positive = "conversion"` conversions. unseen: items
+    that nobody saw, which with `join.negatives = "seen"` are not in `shown`, nor in the other sums.
     """
 
     requests: int = 0
@@ -52,6 +53,7 @@ class OnlineSums:
     ctr_nano: int = 0
     without_ctr: int = 0
     positives: int = 0
+    unseen: int = 0
 
 
 SUMS = tuple(each.name for each in fields(OnlineSums))
@@ -213,4 +215,6 @@ def divided(begin: int, stop: int, now: int) -> tuple[range, range]:
 
 def _text(cell: OnlineCell) -> str:
     sums = dict(zip(SUMS, cell.buckets.T.tolist(), strict=True))
+    if not any(sums["unseen"]):
+        del sums["unseen"]
     return json.dumps({"versions": list(cell.versions), **sums}, separators=(",", ":"))

@@ -70,8 +70,9 @@ class Lines:
         items = self.items(shown.ranking)
         who = f'"cookie":{quoted(cookie)},' if cookie else ""
         # Six digits: microseconds, the precision in which the ages of the user's events were computed.
+        deferred = '"event":"deferred",' if query.deferred else ""
         start = (
-            f'{{"request_id":{quoted(query.request_id)},"ts":{shown.time_s:.6f},{who}'
+            f'{{"request_id":{quoted(query.request_id)},{deferred}"ts":{shown.time_s:.6f},{who}'
             f'{self.heads[query.variant]},"user":{{{user}}},"context":{{{context}}},"items":['
         )
         return b"%b%b]}" % (start.encode(), items)

@@ -84,6 +84,7 @@ class Query(NamedTuple):
     degraded: Sequence[Degradation] = ()
     is_forced: bool = False
     no_log: bool = False
+    deferred: bool = False
     size: int = 0
     store_ns: int = 0
     completed_ns: int = 0

@@ -88,7 +88,7 @@ class Request:
     """
 
     __slots__ = (
-        "_sides", "cookie", "extras", "item_ids", "model", "no_log", "request_id", "size", "top_k",
+        "_sides", "cookie", "deferred", "extras", "item_ids", "model", "no_log", "request_id", "size", "top_k",
     )  # fmt: skip
 
     def __init__(
@@ -100,10 +100,11 @@ class Request:
         request_id: str = "",
         top_k: int | None = None,
         no_log: bool = False,
+        deferred: bool = False,
         extras: Extras | None = None,
     ) -> None:
         self.item_ids, self.cookie, self.request_id, self.top_k = item_ids, cookie, request_id, top_k
-        self.no_log, self.extras = no_log, extras
+        self.no_log, self.deferred, self.extras = no_log, deferred, extras
         self.model, self.size = "", 0
         self._sides: tuple[GivenFeatures, GivenFeatures] | None = (user, context)
 
@@ -157,7 +158,7 @@ class Received(Request):
         """Take what `brief` has, which may lack item ids, user and context."""
         self.model, self.cookie, self.request_id = brief.model, brief.cookie, brief.request_id
         self.top_k = brief.top_k if brief.HasField("top_k") else None
-        self.no_log, self.size = brief.no_log, size
+        self.no_log, self.deferred, self.size = brief.no_log, brief.deferred, size
         self.extras = None if is_plain else _extras(brief)
 
     def sides(self) -> tuple[GivenFeatures, GivenFeatures]:

@@ -217,6 +217,7 @@ class Resolver:
             call.degraded,
             forced is not None,
             message.no_log,
+            message.deferred,
             message.size,
             call.store_ns,
             call.completed_ns,

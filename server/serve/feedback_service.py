@@ -63,6 +63,8 @@ NANOS = 1_000_000_000
 _KINDS: dict[int, Kind] = {
     FeedbackKind.FEEDBACK_KIND_CLICK: "click",
     FeedbackKind.FEEDBACK_KIND_CONVERSION: "conversion",
+    FeedbackKind.FEEDBACK_KIND_SEEN: "seen",
+    FeedbackKind.FEEDBACK_KIND_ACTIVATED: "activated",
 }
 
 _log = structlog.get_logger(__name__)
@@ -179,17 +181,25 @@ def read(events: Sequence[FeedbackEvent], now_s: float) -> tuple[list[Event], li
 
 def _event(event: FeedbackEvent, now_s: float) -> Event:
     _check_id("request_id", event.request_id, 1)
-    _check_id("item_id", event.item_id, 1)
-    _check_id("event_id", event.event_id, 0)
     kind = _KINDS.get(event.kind)
     if kind is None:
+        names = (FeedbackKind.Name(number) for number in _KINDS)
+        raise InvalidRequest("kind", f"got {_name(event.kind)}, expected one of {', '.join(names)}")
+    if event.position and (kind != "seen" or event.position < 0 or event.item_id):
         raise InvalidRequest(
-            "kind", f"got {_name(event.kind)}, expected FEEDBACK_KIND_CLICK or FEEDBACK_KIND_CONVERSION"
+            "position",
+            f"got {event.position} of an event of {_name(event.kind)}; expected 1 or more, of FEEDBACK_KIND_SEEN "
+            "without an item_id",
         )
+    of_list = bool(event.position) or kind == "activated"
+    if of_list and event.item_id:
+        raise InvalidRequest("item_id", f"got an item of an event of {_name(event.kind)}, expected none")
+    _check_id("item_id", event.item_id, 0 if of_list else 1)
+    _check_id("event_id", event.event_id, 0)
     if not math.isfinite(event.value):
         raise InvalidRequest("value", f"got {event.value}, expected a finite number")
     time_us = _time_us(event.event_time, now_s) if event.HasField("event_time") else None
-    return Event(event.request_id, event.item_id, kind, event.event_id, time_us, event.value)
+    return Event(event.request_id, event.item_id, kind, event.event_id, time_us, event.value, event.position)
 
 
 def _name(kind: int) -> str:

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.trainer.events.events import assert_alike, closed_of, merged, rows_of
+from tests.trainer.events.events import WHATS, assert_alike, closed_of, merged, rows_of
 from tests.trainer.events.oracle import Event, OracleJoin, Row
 from tests.trainer.events.test_join_against_oracle import SECOND, items, sections
 from trainer.events.join import Join
@@ -106,14 +106,21 @@ class Joins(RuleBasedStateMachine):
     def come(self, event: Event) -> None:
         self.parts[event.request % PARTITIONS].come(event)
 
-    @rule(request=REQUESTS, shows=st.lists(items, max_size=4), ago=SHIFTS, has_clock=st.booleans())
-    def show(self, request: int, shows: list[int], ago: int, has_clock: bool) -> None:
-        self.come(Event(self.now - ago, request, tuple(shows), now=self.now if has_clock else None))
+    @rule(
+        request=REQUESTS,
+        shows=st.lists(items, max_size=4),
+        ago=SHIFTS,
+        has_clock=st.booleans(),
+        deferred=st.booleans(),
+    )
+    def show(self, request: int, shows: list[int], ago: int, has_clock: bool, deferred: bool) -> None:
+        now = self.now if has_clock else None
+        self.come(Event(self.now - ago, request, tuple(shows), now=now, deferred=deferred))
 
     @rule(
         request=REQUESTS,
         item=items,
-        what=st.sampled_from(["click", "conversion"]),
+        what=st.sampled_from(["click", "click", *WHATS]),
         ago=SHIFTS,
         times=st.sampled_from([1, 1, 2]),
         has_clock=st.booleans(),

@@ -21,7 +21,8 @@ from trainer.formats.streams import up_to_last_line_end
 
 BAD, IMPRESSION, FEEDBACK, OTHER = 0, 1, 2, 3
 """Kinds of events. OTHER: of a request that belongs to another partition; it is not parsed and has no values."""
-CLICK, CONVERSION = 1, 2
+CLICK, CONVERSION, SEEN, SEEN_TO, ACTIVATED, DEFERRED = 1, 2, 3, 4, 5, 6
+"""What feedback says: of an item, or (SEEN_TO, ACTIVATED) of the list. DEFERRED: an impression that awaits it."""
 MAX_ITEMS = 10_000
 MAX_LINE_BYTES = 16 << 20
 READ_BYTES = 1024 * 1024
@@ -123,9 +124,9 @@ class Events:
     """A chunk, parsed. Arrays have one element an event, except those over rows.
 
     kind: BAD, IMPRESSION, FEEDBACK or OTHER; time_us: the event's own time; request: 64-bit hash of the request's id.
-    Feedback: item, hash of the item's id; what, CLICK or CONVERSION. Impressions: rows first[i] to
-    first[i + 1], one for each item shown, in order; items: uint64[rows], hashes of their ids; columns: the wanted
-    columns, by name, over the rows. bad: why an event is BAD, by its number.
+    Feedback: what, CLICK to ACTIVATED; item, hash of the item's id, or the position of SEEN_TO. Impressions: what, 0 or
+    DEFERRED; rows first[i] to first[i + 1], one for each item shown, in order; items: uint64[rows], hashes of their
+    ids; columns: the wanted columns, by name, over the rows. bad: why an event is BAD, by its number.
     """
 
     kind: Bytes
@@ -183,7 +184,7 @@ class Merged:
 class Raw:
     """Events of a block as read, not validated yet. Texts are binary arrays, null where absent.
 
-    request, item, what (the member `event`): texts, one an event; ts: of a plain kind; lengths: int64, items
+    request, item, position, what (the member `event`): texts, one an event; ts: of a plain kind; lengths: int64, items
     of each event, -1 without a list of items. Over the items of all events: ids, texts; columns: the wanted ones, in
     their forms. bad: why an event cannot be read, by its number; such an event has no values and no items.
     """
@@ -191,6 +192,7 @@ class Raw:
     request: pa.Array
     ts: pa.Array
     item: pa.Array
+    position: pa.Array
     what: pa.Array
     lengths: npt.NDArray[np.int64]
     ids: pa.Array

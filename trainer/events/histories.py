@@ -37,7 +37,7 @@ from model_store.keys import MAX_ID_BYTES
 from model_store.records.records import BATCH, Records
 from model_store.spec.spec import ModelSpec
 from trainer.events.columns import DERIVED, together
-from trainer.events.events import BACKFILL_US, CLICK, FEEDBACK, IMPRESSION, Merged
+from trainer.events.events import BACKFILL_US, CLICK, CONVERSION, FEEDBACK, IMPRESSION, Merged
 from trainer.events.waiting_rows import WaitingRows
 from trainer.formats.cells import column_text, plain
 
@@ -196,6 +196,7 @@ class _ShownRequest:
 
 
 _FLAGS = {CLICKED: 1, CONVERTED: 2}
+_HAPPENINGS = {CLICK: CLICKED, CONVERSION: CONVERTED}
 
 
 class EventHistories:
@@ -258,9 +259,10 @@ class EventHistories:
                     self._impression(index, requests[index], time_us, since_us, rows, part, shown)
             elif kind == FEEDBACK:
                 self._advance(times[index])
-                what = CLICKED if whats[index] == CLICK else CONVERTED
-                since_us = self._since(times[index], now[index])
-                self._feedback(requests[index], items[index], what, times[index], since_us)
+                what = _HAPPENINGS.get(whats[index])
+                if what is not None:
+                    since_us = self._since(times[index], now[index])
+                    self._feedback(requests[index], items[index], what, times[index], since_us)
 
     def step_back(self, now_us: int) -> None:
         """The clock by which events come is now `now_us`, as in `Join.step_back`."""

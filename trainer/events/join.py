@@ -12,17 +12,18 @@ times in its life and an array is at most a few times the size of its content.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.recfunctions import repack_fields
 
 from model_store.errors import CheckpointError, InputError
 from model_store.spec.sections import JoinSection
 from trainer.events import join_kernels
 from trainer.events.events import IMPRESSION, Merged
-from trainer.events.join_kernels import CLICKED, CLOSED, CONVERTED, PENDING
+from trainer.events.join_kernels import CLICKED, CLOSED, CONVERTED, INACTIVE, PENDING
 
 _FEWEST_LOST, _MOST_LOST = 100, 0.01
 """At most this number of events, or this share of them, may come behind their window."""
@@ -84,8 +85,9 @@ HEAD = np.dtype(
 class JoinCounts:
     """The outcomes of all events so far; docs/join.md defines each count.
 
-    impressions = closed + pending + duplicate_impressions; rows = positives + negatives + pending_rows;
-    clicks + conversions = joined + duplicate_feedback + unknown_item + late + orphans + out_of_order + waiting.
+    impressions = closed + pending + duplicate_impressions; rows = positives + negatives + unseen + pending_rows;
+    clicks + conversions + seen + activated = joined + duplicate_feedback + unknown_item + late + orphans + out_of_order
+    + waiting.
     """
 
     impressions: int = 0
@@ -111,6 +113,10 @@ class JoinCounts:
     late: int = 0
     duplicate_feedback: int = 0
     unknown_item: int = 0
+    unseen: int = 0
+    unactivated: int = 0
+    seen: int = 0
+    activated: int = 0
 
     def as_dict(self) -> dict[str, int]:
         """The counts by name."""
@@ -119,7 +125,7 @@ class JoinCounts:
     def check_order(self, names: str) -> None:
         """Raises InputError if more events come behind their window than labels can bear."""
         lost = self.out_of_order + self.late_impressions
-        events = self.impressions + self.clicks + self.conversions
+        events = self.impressions + self.clicks + self.conversions + self.seen + self.activated
         if lost > max(_FEWEST_LOST, _MOST_LOST * events):
             raise InputError(
                 f"{names}: events are out of order: {lost:,} of {events:,} came after the window in which an "
@@ -129,6 +135,8 @@ class JoinCounts:
 
 
 COUNTED = tuple(JoinCounts.__dataclass_fields__)
+_FIRST_COUNTED = COUNTED[: COUNTED.index("unseen")]
+"""Those that every checkpoint has; the later ones are saved once one of them is not 0."""
 COUNTS = np.dtype([(name, np.int64) for name in COUNTED], align=True)
 
 # A request whose window has closed, as emitted.
@@ -167,7 +175,7 @@ class Memory(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """The `[join]` section. Times in microseconds; positive: the flag that makes a row positive; correct: bool."""
+    """The `[join]` section. Times in microseconds; positive: the flag of positive rows; correct, seen: bool."""
 
     window: np.int64
     lateness: np.int64
@@ -175,6 +183,7 @@ class Rules(NamedTuple):
     max_pending: np.int64
     positive: np.uint8
     correct: bool
+    seen: bool
 
 
 class EventArrays(NamedTuple):
@@ -196,8 +205,8 @@ class EventArrays(NamedTuple):
 class JoinBuffers(NamedTuple):
     """The output buffers.
 
-    segment: int32, row: int64, label: uint8, clicked: bool, one for each joined row; closings: CLOSING; used: int64[2],
-    the number of joined rows and of closings.
+    segment: int32, row: int64, label: uint8, clicked: bool, one for each joined row; closings: CLOSING; exposed: bool,
+    see Closed; used: int64[3], the number of joined rows, of closings and of elements of exposed.
     """
 
     segment: Any
@@ -205,6 +214,7 @@ class JoinBuffers(NamedTuple):
     label: Any
     clicked: Any
     closings: Any
+    exposed: Any
     used: Any
 
 
@@ -374,7 +384,8 @@ class Closed:
     """Requests whose window closed, in that order, one element each.
 
     segment: int32, row: int64, rows: int32: where their rows are; positives, clicks, conversions: int32, the rows that
-    had some in time; time_us: int64, the impression's time.
+    had some in time; time_us: int64, the impression's time. exposed: bool, one for each row of these requests: whether
+    it was seen; empty if all rows count as shown.
     """
 
     segment: npt.NDArray[np.int32]
@@ -384,6 +395,7 @@ class Closed:
     clicks: npt.NDArray[np.int32]
     conversions: npt.NDArray[np.int32]
     time_us: npt.NDArray[np.int64]
+    exposed: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
 
     def __len__(self) -> int:
         return self.row.size
@@ -422,6 +434,7 @@ class Join:
             max_pending=np.int64(section.max_pending),
             positive=CLICKED if section.positive == "click" else CONVERTED,
             correct=section.late == "correct",
+            seen=section.negatives == "seen",
         )
         self._memory = _empty()
 
@@ -468,7 +481,7 @@ class Join:
         """The numbers of the segments whose rows may still be emitted, ascending. O(requests remembered)."""
         entries = self._memory.entries[: int(self._memory.head[0]["entries"])]
         state = entries["state"]
-        needed = state == PENDING
+        needed = (state == PENDING) | (state == INACTIVE)
         if self._rules.correct:
             needed |= state == CLOSED
         needed &= entries["rows"] > 0  # one that showed nothing has no segment
@@ -483,7 +496,10 @@ class Join:
         _compact(memory)
         order = memory.early_due[: int(memory.head[0]["early_due"])]
         order.sort(order=("time", "place"))
-        return {name: _used(memory, name) for name in _SAVED}
+        arrays = {name: _used(memory, name) for name in _SAVED}
+        if not any(memory.counts[0][name] for name in COUNTED[len(_FIRST_COUNTED) :]):
+            arrays["counts"] = repack_fields(memory.counts[list(_FIRST_COUNTED)], align=True)
+        return arrays
 
     def restore(self, arrays: Arrays) -> None:
         """Continue from a `state`. Raises CheckpointError if the arrays are not those of a join."""
@@ -523,26 +539,29 @@ def _buffers(rows: int) -> JoinBuffers:
         label=np.empty(size, np.uint8),
         clicked=np.empty(size, np.bool_),
         closings=np.empty(size, CLOSING),
-        used=np.zeros(2, np.int64),
+        exposed=np.empty(size, np.bool_),
+        used=np.zeros(3, np.int64),
     )
 
 
 def _grown(room: JoinBuffers) -> JoinBuffers:
     larger = _buffers(2 * room.row.size)
-    rows, closings = room.used
+    rows, closings, exposed = room.used
     for name in ("segment", "row", "label", "clicked"):
         getattr(larger, name)[:rows] = getattr(room, name)[:rows]
     larger.closings[:closings] = room.closings[:closings]
+    larger.exposed[:exposed] = room.exposed[:exposed]
     return larger._replace(used=room.used)
 
 
 def _joined(room: JoinBuffers) -> Joined:
-    rows, closings = room.used
+    rows, closings, exposed = room.used
     closed = room.closings[:closings]
+    arrays = {name: np.ascontiguousarray(closed[name]) for name in CLOSING.names or ()}
     return Joined(
         segment=room.segment[:rows],
         row=room.row[:rows],
         label=room.label[:rows],
         clicked=room.clicked[:rows],
-        closed=Closed(**{name: np.ascontiguousarray(closed[name]) for name in Closed.__dataclass_fields__}),
+        closed=Closed(**arrays, exposed=room.exposed[:exposed]),
     )

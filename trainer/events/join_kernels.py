@@ -16,13 +16,24 @@ import numpy as np
 
 from model_store.hash_kernels import prefetch
 from model_store.jit import bare_inline, bare_kernel
-from trainer.events.events import BACKFILL_US, CLICK, FEEDBACK, IMPRESSION
+from trainer.events.events import (
+    ACTIVATED,
+    BACKFILL_US,
+    CLICK,
+    CONVERSION,
+    DEFERRED,
+    FEEDBACK,
+    IMPRESSION,
+    SEEN_TO,
+)
 
 _CHILDREN = 4
 FREE, WAITING, PENDING, CLOSED = np.uint8(0), np.uint8(1), np.uint8(2), np.uint8(3)
 """States of an entry: forgotten; known from early feedback only; window open; window closed."""
+INACTIVE, EXPIRED = np.uint8(4), np.uint8(5)
+"""Of a deferred impression, in place of PENDING and CLOSED while it has not been activated."""
 
-CLICKED, CONVERTED = np.uint8(1), np.uint8(2)
+CLICKED, CONVERTED, SEEN = np.uint8(1), np.uint8(2), np.uint8(16)
 LATE = np.uint8(2)
 """Flags of a row. The flags of late feedback are LATE bits above those of timely feedback."""
 
@@ -30,7 +41,11 @@ _HIGH = np.uint64(0xFFFFFFFF00000000)
 _LOW = np.uint64(0xFFFFFFFF)
 _NOTHING = np.uint64(0)
 _AHEAD = 8  # how many events ahead slots are prefetched
-_CLICK = np.uint8(CLICK)
+_CLICK, _CONVERSION, _ACTIVATED, _SEEN_TO = (
+    np.uint8(what) for what in (CLICK, CONVERSION, ACTIVATED, SEEN_TO)
+)
+_DEFERRED = np.uint8(DEFERRED)
+_EXPOSED = CLICKED | CONVERTED | SEEN
 _BACKFILL = np.int64(BACKFILL_US)
 _FOREVER = np.int64(2**63 - 1)
 
@@ -58,7 +73,7 @@ def walk(memory: Any, rules: Any, room: Any, events: Any, begin: Any) -> Any:
         orphan_due(memory, head.watermark - rules.window)
         forget_due(memory)
         if kind == FEEDBACK:
-            if not has_room(room, 1, 0):
+            if not has_room(room, _rows_of_feedback(memory, events, index), 0):
                 return index
             _feedback(memory, rules, room, events, index, time, since)
             continue
@@ -92,7 +107,7 @@ def _impression(memory: Any, rules: Any, room: Any, events: Any, index: Any, tim
         return
     number = enter(memory, slot, request)
     entry = memory.entries[number]
-    entry.time, entry.state = time, PENDING
+    entry.time, entry.state = time, INACTIVE if events.what[index] == _DEFERRED else PENDING
     entry.segment, entry.row, entry.rows = events.segment[index], events.row[index], events.rows[index]
     _copy_rows(memory, events, index, entry)
     counts.pending += 1
@@ -140,8 +155,12 @@ def _feedback(memory: Any, rules: Any, room: Any, events: Any, index: Any, time:
     counts = memory.counts[0]
     if what == _CLICK:
         counts.clicks += 1
-    else:
+    elif what == _CONVERSION:
         counts.conversions += 1
+    elif what == _ACTIVATED:
+        counts.activated += 1
+    else:
+        counts.seen += 1
     slot = find(memory, request)
     number = entry_in(memory, slot)
     if number >= 0 and memory.entries[number].state != WAITING:
@@ -158,13 +177,19 @@ def _feedback(memory: Any, rules: Any, room: Any, events: Any, index: Any, time:
 def _join_feedback(memory: Any, rules: Any, room: Any, number: Any, item: Any, what: Any, time: Any) -> None:
     """Apply feedback to a known request: emit a positive row, or count it."""
     entry, counts = memory.entries[number], memory.counts[0]
+    is_late = entry.state == CLOSED or entry.state == EXPIRED or time > entry.time + rules.window
+    if what == _ACTIVATED:
+        _activate(memory, rules, room, entry, is_late)
+        return
+    if what == _SEEN_TO:
+        _see(memory, entry, item, is_late)
+        return
     row = _row_of(memory, entry, item)
     if row < 0:
         counts.unknown_item += 1
         return
-    at, flag = entry.first + row, CLICKED if what == _CLICK else CONVERTED
+    at, flag = entry.first + row, CLICKED if what == _CLICK else CONVERTED if what == _CONVERSION else SEEN
     flags = memory.flags[at]
-    is_late = entry.state == CLOSED or time > entry.time + rules.window
     if flags & flag or (is_late and flags & (flag << LATE)):
         counts.duplicate_feedback += 1
     elif is_late:
@@ -178,13 +203,62 @@ def _join_feedback(memory: Any, rules: Any, room: Any, number: Any, item: Any, w
         counts.joined += 1
         if what == _CLICK:
             entry.clicks += 1
-        else:
+        elif what == _CONVERSION:
             entry.conversions += 1
         if flag == rules.positive:
             entry.positives += 1
-            counts.positives += 1
-            counts.pending_rows -= 1
-            emit(room, entry.segment, entry.row + row, 1, True)
+            if entry.state == PENDING:
+                _emit_positive(memory, room, entry, row)
+
+
+@bare_inline
+def _emit_positive(memory: Any, room: Any, entry: Any, row: Any) -> None:
+    memory.counts[0].positives += 1
+    memory.counts[0].pending_rows -= 1
+    emit(room, entry.segment, entry.row + row, 1, True)
+
+
+@bare_kernel
+def _activate(memory: Any, rules: Any, room: Any, entry: Any, is_late: Any) -> None:
+    """The list was shown: emit the positives that it has already."""
+    counts = memory.counts[0]
+    if entry.state == PENDING or entry.state == CLOSED:
+        counts.duplicate_feedback += 1
+    elif is_late:
+        counts.late += 1
+    else:
+        counts.joined += 1
+        entry.state = PENDING
+        for row in range(entry.rows):
+            if memory.flags[entry.first + row] & rules.positive:
+                _emit_positive(memory, room, entry, row)
+
+
+@bare_kernel
+def _see(memory: Any, entry: Any, position: Any, is_late: Any) -> None:
+    """The list was seen up to a position, from 1; an event that says nothing new is a duplicate."""
+    flag, found = SEEN << LATE if is_late else SEEN, False
+    for at in range(entry.first, entry.first + min(np.int64(position), entry.rows)):
+        found |= not memory.flags[at] & (SEEN | flag)
+        memory.flags[at] |= flag
+    counts = memory.counts[0]
+    if entry.rows == 0:
+        counts.unknown_item += 1
+    elif not found:
+        counts.duplicate_feedback += 1
+    elif is_late:
+        counts.late += 1
+    else:
+        counts.joined += 1
+
+
+@bare_inline
+def _rows_of_feedback(memory: Any, events: Any, index: Any) -> Any:
+    """The most rows that one event of feedback emits: the clicks of a list that it activates."""
+    if events.what[index] != _ACTIVATED:
+        return 1
+    number = entry_in(memory, find(memory, events.request[index]))
+    return memory.entries[number].rows if number >= 0 else 1
 
 
 @bare_inline
@@ -238,7 +312,12 @@ def _is_full(memory: Any, rules: Any) -> Any:
 @bare_inline
 def has_room(room: Any, rows: Any, closings: Any) -> Any:
     """Whether this many more rows and closings fit."""
-    return room.used[0] + rows <= room.row.size and room.used[1] + closings <= room.closings.size
+    used = room.used
+    return (
+        used[0] + rows <= room.row.size
+        and used[1] + closings <= room.closings.size
+        and used[2] + rows <= room.exposed.size
+    )
 
 
 @bare_inline
@@ -274,29 +353,52 @@ def close_oldest(memory: Any, rules: Any, room: Any) -> None:
 
 @bare_kernel
 def close(memory: Any, rules: Any, room: Any, number: Any) -> None:
-    """Emit the rows without a positive and remember the request, which is no longer in `due`."""
+    """Emit the rows without a positive and remember the request, which is no longer in `due`.
+
+    Of a deferred impression that was not activated nothing is emitted.
+    """
     entry, counts, head = memory.entries[number], memory.counts[0], memory.head[0]
-    for row in range(entry.rows):
-        flags = memory.flags[entry.first + row]
-        if flags & rules.positive:
-            continue
-        emit(room, entry.segment, entry.row + row, 0, entry.positives > 0)
-        counts.negatives += 1
-        counts.pending_rows -= 1
-        if rules.correct and flags & (rules.positive << LATE):
-            emit(room, entry.segment, entry.row + row, 1, True)
-            counts.corrections += 1
-    _emit_closed(room, entry)
+    if entry.state == INACTIVE:
+        counts.unactivated += 1
+        counts.unseen += entry.rows
+        counts.pending_rows -= entry.rows
+        entry.state = EXPIRED
+    else:
+        _emit_rows(memory, rules, room, entry)
+        entry.state = CLOSED
     counts.pending -= 1
     counts.closed += 1
     counts.remembered += 1
-    entry.state = CLOSED
     entry.forget = head.watermark + rules.late_within
     if head.newest_closed >= 0:
         memory.entries[head.newest_closed].next = number
     else:
         head.oldest_closed = number
     head.newest_closed = number
+
+
+@bare_kernel
+def _emit_rows(memory: Any, rules: Any, room: Any, entry: Any) -> None:
+    """Emit the rows without a positive, of those that count as shown, and the request."""
+    counts = memory.counts[0]
+    for row in range(entry.rows):
+        flags = memory.flags[entry.first + row]
+        if rules.seen:
+            room.exposed[room.used[2] + row] = flags & _EXPOSED != 0
+        if flags & rules.positive:
+            continue
+        counts.pending_rows -= 1
+        if rules.seen and not flags & _EXPOSED:
+            counts.unseen += 1
+        else:
+            emit(room, entry.segment, entry.row + row, 0, entry.positives > 0)
+            counts.negatives += 1
+        if rules.correct and flags & (rules.positive << LATE):
+            emit(room, entry.segment, entry.row + row, 1, True)
+            counts.corrections += 1
+    if rules.seen:
+        room.used[2] += entry.rows
+    _emit_closed(room, entry)
 
 
 @bare_inline

@@ -47,15 +47,19 @@ from trainer.events.columns import (
     together,
 )
 from trainer.events.events import (
+    ACTIVATED,
     BAD,
     CLICK,
     CONVERSION,
+    DEFERRED,
     FEEDBACK,
     IMPRESSION,
     MAX_ITEMS,
     MAX_LINE_BYTES,
     NEVER_US,
     OTHER,
+    SEEN,
+    SEEN_TO,
     Events,
     Int64s,
     Raw,
@@ -194,7 +198,7 @@ AHEAD_US = 300_000_000
 """How far the time of an event of a source without a clock may be ahead of the present: five minutes."""
 
 _TABLE = 1 << (2 * MAX_ITEMS).bit_length()
-_WHAT = {"click": CLICK, "conversion": CONVERSION}
+_WHAT = {"click": CLICK, "conversion": CONVERSION, "seen": SEEN, "activated": ACTIVATED, "deferred": DEFERRED}
 Reasons = Iterator[tuple[int, str]]
 
 
@@ -205,9 +209,10 @@ def validated(raw: Raw, latest_us: int) -> Events:
     first = np.concatenate([[0], np.cumsum(lengths)])
     times, untimely = parse_times(raw.ts, None)
     what, unknown = _what(raw)
+    position = _positions(raw, what)
     bad = dict(raw.bad)  # of each event the first reason
     for reasons in (
-        _kinds(raw),
+        _kinds(raw, what, position),
         _without_request(raw),
         ((event, f"ts: {reason}") for event, reason in untimely),
         _times(times, latest_us),
@@ -229,14 +234,16 @@ def validated(raw: Raw, latest_us: int) -> Events:
         kept = np.repeat(kind != BAD, np.diff(first))
         items, mask = items[kept], pa.array(kept)
         columns = {name: column.filter(mask) for name, column in columns.items()}
-    feedback = kind == FEEDBACK
+    feedback, deferred = kind == FEEDBACK, (kind == IMPRESSION) & (what == DEFERRED)
     lengths = np.where(kind == IMPRESSION, raw.lengths, 0)
     return Events(
         kind=kind,
         time_us=np.where(kind == BAD, 0, times),
         request=np.where(kind == BAD, np.uint64(0), request),
-        item=np.where(feedback, digests(raw.item), np.uint64(0)),
-        what=np.where(feedback, what, 0).astype(np.uint8),
+        item=np.where(
+            feedback, np.where(position > 0, position.astype(np.uint64), digests(raw.item)), np.uint64(0)
+        ),
+        what=np.where(feedback | deferred, np.where(position > 0, SEEN_TO, what), 0).astype(np.uint8),
         first=np.concatenate([[0], np.cumsum(lengths)]),
         items=items,
         columns=columns,
@@ -244,12 +251,20 @@ def validated(raw: Raw, latest_us: int) -> Events:
     )
 
 
-def _kinds(raw: Raw) -> Reasons:
+def _kinds(raw: Raw, what: npt.NDArray[np.uint8], position: Ints) -> Reasons:
     has_items, has_item = raw.lengths >= 0, np.asarray(raw.item.is_valid())
+    of_list = ~has_items & ((what == ACTIVATED) | (position != 0))
     for event in np.flatnonzero(has_items & has_item).tolist():
         yield event, "got both items and item, expected items (an impression) or item (feedback)"
-    for event in np.flatnonzero(~has_items & ~has_item).tolist():
+    for event in np.flatnonzero(~has_items & ~has_item & ~of_list).tolist():
         yield event, "got neither items nor item, expected items (an impression) or item (feedback)"
+    for event in np.flatnonzero(has_item & of_list).tolist():
+        given, instead = (
+            ("item", "neither") if what[event] == ACTIVATED else ("item and position", "one of them")
+        )
+        yield event, f"event {_text(raw.what, event)}: got {given}, expected {instead}"
+    for event in np.flatnonzero(position < 0).tolist():
+        yield event, f"position: got {_text(raw.position, event)}, expected a whole number of 1 or more"
 
 
 def _without_request(raw: Raw) -> Reasons:
@@ -286,16 +301,30 @@ def _feedback(raw: Raw, unknown: Iterable[int]) -> Reasons:
     ).tolist():
         yield event, "item: empty, expected text or a whole number"
     for event in unknown:
-        if raw.lengths[event] < 0:
-            yield event, f'event: got {_text(raw.what, event)}, expected "click" or "conversion"'
+        yield (
+            event,
+            f'event: got {_text(raw.what, event)}, expected "click", "conversion", "seen" or "activated"',
+        )
 
 
 def _what(raw: Raw) -> tuple[npt.NDArray[np.uint8], list[int]]:
-    """CLICK or CONVERSION for each event, and the numbers of events whose `event` is neither."""
+    """What each event says, by its `event`, and the numbers of events without items where that is not of feedback."""
     encoded = raw.what.cast(pa.string()).fill_null("click").dictionary_encode()
     known = np.array([_WHAT.get(text, 0) for text in encoded.dictionary.to_pylist()], np.uint8)
     what = known[encoded.indices.to_numpy()] if known.size else np.zeros(0, np.uint8)
-    return what, np.flatnonzero(what == 0).tolist()
+    return what, np.flatnonzero(((what == 0) | (what == DEFERRED)) & (raw.lengths < 0)).tolist()
+
+
+def _positions(raw: Raw, what: npt.NDArray[np.uint8]) -> Ints:
+    """The position up to which a `seen` event says that the list was seen: 0 for none, -1 for one that is wrong."""
+    position = np.zeros(what.size, np.int64)
+    seen = np.flatnonzero((what == SEEN) & (raw.lengths < 0))
+    if seen.size:
+        given = raw.position.take(pa.array(seen)).dictionary_encode()
+        right = (text.isdigit() and len(text) < 10 and int(text) for text in given.dictionary.to_pylist())
+        known = np.array([*(number or -1 for number in right), 0])  # the last one for null
+        position[seen] = known[given.indices.fill_null(-1).to_numpy(zero_copy_only=False)]
+    return position
 
 
 def _item_of(row: int, first: Ints) -> tuple[int, int]:
@@ -323,6 +352,7 @@ _MEMBERS: dict[Path, int] = {
     ("ts",): SCALAR,
     ("item",): _ID,
     ("event",): _ID,
+    ("position",): SCALAR,
     (ITEMS, "id"): _ID,
 }
 _OBJECTS = {
@@ -371,6 +401,7 @@ class BlockReader:
             request=values(("request_id",)).canonical_or_null(),
             ts=_times_of(values(("ts",))),
             item=values(("item",)).canonical_or_null(),
+            position=values(("position",)).canonical_or_null(),
             what=values(("event",)).canonical_or_null(),
             lengths=block.lines.lengths,
             ids=values((ITEMS, "id")).canonical_or_null(),
@@ -475,6 +506,7 @@ def read_lines(lines: Iterable[bytes], wanted: Wanted) -> Raw:
         request=_texts(event.request for event in events),
         ts=column_of([event.ts for event in events]),
         item=_texts(event.item for event in events),
+        position=_texts(event.position for event in events),
         what=_texts(event.what for event in events),
         lengths=np.array([event.length for event in events], np.int64),
         ids=_texts(ids),
@@ -496,6 +528,8 @@ class _Event:
         items = event.get(ITEMS)
         if items is not None and not isinstance(items, list):
             raise BadRow(f"{ITEMS}: got {_named(items)}, expected a list of objects")
+        is_seen = self.what == "seen" and items is None and event.get("position") is not None
+        self.position = canonical(_scalar(event["position"], "position")) if is_seen else None
         self.length = -1 if items is None else len(items)
         if self.length > MAX_ITEMS:
             raise BadRow(f"{ITEMS}: got {self.length:,} of them, expected at most {MAX_ITEMS:,}")

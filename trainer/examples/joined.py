@@ -363,7 +363,7 @@ class EventLog:
 
 
 class _Rows:
-    """Rows of whole requests: segment int32, row int64, label int64, clicked bool, one element each."""
+    """Rows of whole requests that count as shown: segment int32, row int64, label int64, clicked bool, one each."""
 
     def __init__(self, joined: Joined, positives: Int64s) -> None:
         """positives: the keys of the rows that are positive."""
@@ -372,9 +372,12 @@ class _Rows:
         starts = np.cumsum(lengths) - lengths
         self.segment = np.repeat(closed.segment, lengths)
         self.row = np.repeat(closed.row - starts, lengths) + np.arange(int(lengths.sum()))
+        self.clicked = np.repeat(closed.positives > 0, lengths)
+        if closed.exposed.size:
+            for name in ("segment", "row", "clicked"):
+                setattr(self, name, getattr(self, name)[closed.exposed])
         self.keys = mark_of(self.segment.astype(np.int64), self.row)
         self.label = np.isin(self.keys, positives).astype(np.int64)
-        self.clicked = np.repeat(closed.positives > 0, lengths)
 
 
 class _ClosedRequests:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from model_store.spec.spec import ModelSpec
 from model_store.spec.values import EPOCHS
 from trainer.events.columns import Wanted
-from trainer.events.events import FEEDBACK, IMPRESSION, Chunk
+from trainer.events.events import CONVERSION, FEEDBACK, IMPRESSION, Chunk
 from trainer.events.parse import Parser
 from trainer.formats.cells import number_column, plain
 from trainer.formats.times import MICROSECONDS, NO_TIME, parse_times
@@ -313,7 +313,7 @@ class EventChecks:
     def __init__(self, spec: ModelSpec, files: Sequence[str]) -> None:
         """spec: resolved, for its [join]; files: in the order of their numbers."""
         self._wanted = Wanted.of_columns((), spec)
-        self._window_us = spec.join.window_us
+        self._window_us, self._needs_seen = spec.join.window_us, spec.join.negatives == "seen"
         self.places = Places(list(files))
         self._parsers: dict[str, Parser] = {}
         self._lock = threading.Lock()
@@ -322,7 +322,7 @@ class EventChecks:
         self._shown: list[tuple[UInt64s, Int64s, Int64s]] = []
         self._pairs: list[tuple[UInt64s, UInt64s]] = []
         self._clicks: list[tuple[UInt64s, UInt64s, UInt64s, Int64s, Int64s]] = []
-        self._kept = self.impressions = self.feedback = 0
+        self._kept = self.impressions = self.feedback = self.seen = 0
 
     def watch(self, source: str, chunk: Chunk) -> None:
         """Take the next chunk of a source."""
@@ -331,17 +331,19 @@ class EventChecks:
         events = parser.parse(chunk.data, chunk.starts)
         marks = chunk.marks[:, 0]
         request = mixed(events.request)
-        is_shown, is_click = events.kind == IMPRESSION, events.kind == FEEDBACK
+        is_shown, is_told = events.kind == IMPRESSION, events.kind == FEEDBACK
+        is_click = is_told & (events.what <= CONVERSION)
         lengths = np.diff(events.first)
         of_items = np.repeat(request, lengths)
         pairs = mixed(of_items * np.uint64(3) + events.items)
         clicks = mixed(request[is_click] * np.uint64(3) + events.item[is_click])
         what = mixed(clicks + events.what[is_click].astype(np.uint64))
         with self._lock:
-            good = is_shown | is_click
+            good = is_shown | is_told
             self._times.add_times(events.time_us[good], marks[good], source)
             self.impressions += int(np.count_nonzero(is_shown))
             self.feedback += int(np.count_nonzero(is_click))
+            self.seen += int(np.count_nonzero(is_told & ~is_click))
             self._shown.append((request[is_shown], events.time_us[is_shown], marks[is_shown]))
             self._pairs.append((of_items, pairs))
             self._clicks.append((request[is_click], clicks, what, events.time_us[is_click], marks[is_click]))
@@ -358,6 +360,16 @@ class EventChecks:
         shown, times, marks = shown[order], times[order], marks[order]
         first = np.concatenate([[True], shown[1:] != shown[:-1]]) if shown.size else np.zeros(0, bool)
         self._find_repeated(first, marks, found)
+        if self._needs_seen and not self.seen:
+            found.add(
+                "error",
+                "nothing-seen",
+                'no `seen` event, which [join] negatives = "seen" learns negatives from: only clicks are learned',
+                'write `seen` events, or set negatives = "shown"',
+                unit="impressions",
+                of=self.impressions,
+                **self._counted(first.size, int(marks[0])),
+            )
         if self.feedback:
             self._find_clicks(shown[first], times[first], found)
 

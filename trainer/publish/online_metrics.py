@@ -143,10 +143,12 @@ class OnlineAccumulator:
             "places": np.array(places, np.int64).reshape(-1, 3),
             "names": names,
             "lengths": lengths,
-            "buckets": np.array(sums, np.int64).reshape(-1, BUCKETS, len(SUMS)),
+            "buckets": _narrow(np.array(sums, np.int64).reshape(-1, BUCKETS, len(SUMS))),
             "total_names": total_names,
             "total_lengths": total_lengths,
-            "totals": np.array([self._totals[each] for each in totals], np.int64).reshape(-1, len(SUMS)),
+            "totals": _narrow(
+                np.array([self._totals[each] for each in totals], np.int64).reshape(-1, len(SUMS))
+            ),
             "versions": np.array(versions, np.int64),
             "evidence": np.array([self._versions[each] for each in versions], np.int64).reshape(-1, 2),
             "head": np.array([self._latest, self.too_late, self._since_us, self._added_up], np.int64),
@@ -161,11 +163,11 @@ class OnlineAccumulator:
         if "buckets" in state:
             variants = _unpacked(state["names"], state["lengths"])
             for (minute, *seen), name, sums in zip(
-                state["places"].tolist(), variants, state["buckets"], strict=True
+                state["places"].tolist(), variants, _whole(state["buckets"]), strict=True
             ):
                 self._cells[minute, name] = OnlineCell(sums.copy(), (seen[0], seen[1]))
             names = _unpacked(state["total_names"], state["total_lengths"])
-            self._totals |= dict(zip(names, state["totals"].copy(), strict=True))
+            self._totals |= dict(zip(names, _whole(state["totals"]), strict=True))
         self._unwritten = set(self._cells)
         self._is_restored = True
         self._versions = dict(zip(state["versions"].tolist(), state["evidence"].copy(), strict=True))
@@ -243,6 +245,18 @@ def _by_cell(requests: ClosedRequests) -> Iterator[tuple[tuple[int, str], Online
         yield (int(minutes[minute]), requests.variants[variant]), OnlineCell(each.copy(), versions)
 
 
+def _narrow(sums: Int64s) -> Int64s:
+    """Without the last of SUMS, which an earlier ftrie does not have, where it is 0."""
+    return sums if sums[..., -1].any() else sums[..., :-1]
+
+
+def _whole(sums: Int64s) -> Int64s:
+    """The inverse of `_narrow`: a copy with all of SUMS."""
+    whole = np.zeros((*sums.shape[:-1], len(SUMS)), np.int64)
+    whole[..., : sums.shape[-1]] = sums
+    return whole
+
+
 def _packed(names: Sequence[str]) -> tuple[npt.NDArray[np.uint8], Int64s]:
     """Texts as two arrays: their bytes end to end, and the length of each."""
     encoded = [name.encode("utf-8", "surrogateescape") for name in names]
@@ -273,7 +287,7 @@ class ClosedRequests:
 
     @classmethod
     def of(cls, closed: Closed, rows: Segments) -> ClosedRequests:
-        """The sums of each request that showed at least one item."""
+        """The sums of each request that has at least one item."""
         shows = closed.rows > 0
         count = closed.rows[shows].astype(np.int64)
         first = np.cumsum(count) - count
@@ -297,7 +311,14 @@ class ClosedRequests:
             ).to_numpy(),
             variant=codes,
             variants=variants,
-            sums=_sums(count, closed.clicks[shows], closed.conversions[shows], closed.positives[shows], ctr),
+            sums=_sums(
+                count,
+                closed.exposed if closed.exposed.size else np.ones(ctr.size, np.bool_),
+                closed.clicks[shows],
+                closed.conversions[shows],
+                closed.positives[shows],
+                ctr,
+            ),
         )
 
     def only(self, chosen: npt.NDArray[np.bool_]) -> ClosedRequests:
@@ -330,25 +351,28 @@ def _codes(names: pa.Array) -> tuple[Int64s, tuple[str, ...]]:
 
 
 def _sums(
-    shown: Int64s,
+    rows: Int64s,
+    exposed: npt.NDArray[np.bool_],
     clicks: npt.NDArray[np.int32],
     conversions: npt.NDArray[np.int32],
     positives: npt.NDArray[np.int32],
     ctr: npt.NDArray[np.float64],
 ) -> Int64s:
-    """The sums of each request, in the order of SUMS. ctr: of every row, NaN if unknown."""
-    ends = np.cumsum(shown)
+    """The sums of each request, in the order of SUMS. exposed, ctr: of every row; ctr is NaN if unknown."""
+    ends = np.cumsum(rows)
     usable = np.isfinite(ctr) & (ctr >= 0.0) & (ctr <= 1.0)
-    complete = _between(np.cumsum(~usable), ends, shown) == 0
-    nano = np.rint(np.where(usable, ctr, 0.0) / CTR_UNIT).astype(np.int64)
+    complete = _between(np.cumsum(~usable & exposed), ends, rows) == 0
+    nano = np.rint(np.where(usable & exposed, ctr, 0.0) / CTR_UNIT).astype(np.int64)
+    shown = _between(np.cumsum(exposed), ends, rows)
     each: dict[str, Any] = {
-        "requests": np.ones(shown.size),
+        "requests": shown > 0,
         "shown": shown,
         "clicks": clicks,
         "conversions": conversions,
-        "ctr_nano": np.where(complete, _between(np.cumsum(nano), ends, shown), 0),
+        "ctr_nano": np.where(complete, _between(np.cumsum(nano), ends, rows), 0),
         "without_ctr": ~complete,
         "positives": positives,
+        "unseen": rows - shown,
     }
     return np.stack([each[name].astype(np.int64) for name in SUMS], axis=1)
 

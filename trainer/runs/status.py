@@ -227,6 +227,7 @@ class Reporter:
         self._lags: dict[str, Lag] = {}
         self._useful, self._useful_since_s, self._idle = -1, 0.0, ""
         self._joined, self._late_since_s, self._late = loop.joined(), self._now(), ""
+        self._unseen = ""
 
     def warnings(self) -> dict[str, str]:
         """Present problems, by kind. To be called every second or so."""
@@ -239,6 +240,8 @@ class Reporter:
         self._look_at_late()
         if self._late:
             found["late"] = self._late
+        if self._unseen:
+            found["unseen"] = self._unseen
         self._look_whether_idle()
         if self._idle:
             found["quiet"] = self._idle
@@ -303,6 +306,12 @@ class Reporter:
         if at_end and not of:
             return
         self._joined, self._late_since_s, self._late = joined, self._now(), ""
+        self._unseen = ""
+        if more.get("unseen", 0) >= LATE_LEAST and not more.get("seen", 0) + more.get("activated", 0):
+            self._unseen = (
+                f"no `seen` or `activated` event came in a minute or more: {more['unseen']:,} rows were dropped, and "
+                "all that is learned are clicks, so predictions become too high (docs/join.md, What was seen)"
+            )
         if late >= LATE_LEAST and late > LATE_SHARE * of:
             self._late = (
                 f"{late:,} of {of:,} clicks and conversions in a minute or less came after their impression's "

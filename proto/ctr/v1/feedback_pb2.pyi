@@ -15,25 +15,31 @@ class FeedbackKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FEEDBACK_KIND_UNSPECIFIED: _ClassVar[FeedbackKind]
     FEEDBACK_KIND_CLICK: _ClassVar[FeedbackKind]
     FEEDBACK_KIND_CONVERSION: _ClassVar[FeedbackKind]
+    FEEDBACK_KIND_SEEN: _ClassVar[FeedbackKind]
+    FEEDBACK_KIND_ACTIVATED: _ClassVar[FeedbackKind]
 FEEDBACK_KIND_UNSPECIFIED: FeedbackKind
 FEEDBACK_KIND_CLICK: FeedbackKind
 FEEDBACK_KIND_CONVERSION: FeedbackKind
+FEEDBACK_KIND_SEEN: FeedbackKind
+FEEDBACK_KIND_ACTIVATED: FeedbackKind
 
 class FeedbackEvent(_message.Message):
-    __slots__ = ("event_id", "request_id", "item_id", "kind", "event_time", "value")
+    __slots__ = ("event_id", "request_id", "item_id", "kind", "event_time", "value", "position")
     EVENT_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ITEM_ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     EVENT_TIME_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
     event_id: str
     request_id: str
     item_id: str
     kind: FeedbackKind
     event_time: _timestamp_pb2.Timestamp
     value: float
-    def __init__(self, event_id: _Optional[str] = ..., request_id: _Optional[str] = ..., item_id: _Optional[str] = ..., kind: _Optional[_Union[FeedbackKind, str]] = ..., event_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., value: _Optional[float] = ...) -> None: ...
+    position: int
+    def __init__(self, event_id: _Optional[str] = ..., request_id: _Optional[str] = ..., item_id: _Optional[str] = ..., kind: _Optional[_Union[FeedbackKind, str]] = ..., event_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., value: _Optional[float] = ..., position: _Optional[int] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
     __slots__ = ("model", "events")

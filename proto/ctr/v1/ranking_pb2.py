@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x63tr/v1/ranking.proto\x12\x06\x63tr.v1\"\x8f\x01\n\x08\x46\x65\x61tures\x12,\n\x06values\x18\x01 \x03(\x0b\x32\x1c.ctr.v1.Features.ValuesEntry\x12\x10\n\x08raw_keys\x18\x02 \x03(\t\x1a\x43\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12#\n\x05value\x18\x02 \x01(\x0b\x32\x14.ctr.v1.FeatureValue:\x02\x38\x01\"\x88\x01\n\x0c\x46\x65\x61tureValue\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x10\n\x06number\x18\x02 \x01(\x01H\x00\x12!\n\x03set\x18\x03 \x01(\x0b\x32\x12.ctr.v1.StringListH\x00\x12+\n\x0cweighted_set\x18\x04 \x01(\x0b\x32\x13.ctr.v1.WeightedSetH\x00\x42\x06\n\x04kind\"\x1c\n\nStringList\x12\x0e\n\x06values\x18\x01 \x03(\t\"p\n\x0bWeightedSet\x12\x31\n\x07members\x18\x01 \x03(\x0b\x32 .ctr.v1.WeightedSet.MembersEntry\x1a.\n\x0cMembersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"6\n\x04Item\x12\n\n\x02id\x18\x01 \x01(\t\x12\"\n\x08\x66\x65\x61tures\x18\x02 \x01(\x0b\x32\x10.ctr.v1.Features\"\x92\x03\n\x0bRankRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06\x63ookie\x18\x03 \x01(\t\x12\x1e\n\x04user\x18\x04 \x01(\x0b\x32\x10.ctr.v1.Features\x12!\n\x07\x63ontext\x18\x05 \x01(\x0b\x32\x10.ctr.v1.Features\x12\x10\n\x08item_ids\x18\x06 \x03(\t\x12\x1b\n\x05items\x18\x07 \x03(\x0b\x32\x0c.ctr.v1.Item\x12\x15\n\rcandidate_set\x18\x08 \x01(\t\x12\x12\n\x05top_k\x18\t \x01(\x05H\x00\x88\x01\x01\x12\x14\n\x07variant\x18\n \x01(\tH\x01\x88\x01\x01\x12\x11\n\tobjective\x18\x0b \x01(\t\x12\x1f\n\x07\x66ilters\x18\x0c \x03(\x0b\x32\x0e.ctr.v1.Filter\x12\x19\n\x04\x63\x61ps\x18\r \x03(\x0b\x32\x0b.ctr.v1.Cap\x12(\n\x0b\x65xploration\x18\x0e \x01(\x0b\x32\x13.ctr.v1.Exploration\x12\x0e\n\x06no_log\x18\x0f \x01(\x08\x42\x08\n\x06_top_kB\n\n\x08_variant\"\x92\x01\n\x06\x46ilter\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12$\n\x06\x61ny_of\x18\x02 \x01(\x0b\x32\x12.ctr.v1.StringListH\x00\x12%\n\x07none_of\x18\x03 \x01(\x0b\x32\x12.ctr.v1.StringListH\x00\x12$\n\x05range\x18\x04 \x01(\x0b\x32\x13.ctr.v1.NumberRangeH\x00\x42\x06\n\x04test\"A\n\x0bNumberRange\x12\x10\n\x03min\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x10\n\x03max\x18\x02 \x01(\x01H\x01\x88\x01\x01\x42\x06\n\x04_minB\x06\n\x04_max\"%\n\x03\x43\x61p\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x0f\n\x07\x61t_most\x18\x02 \x01(\x05\"j\n\x0b\x45xploration\x12+\n\x03ucb\x18\x01 \x01(\x0b\x32\x1c.ctr.v1.UpperConfidenceBoundH\x00\x12$\n\x08thompson\x18\x02 \x01(\x0b\x32\x10.ctr.v1.ThompsonH\x00\x42\x08\n\x06policy\"%\n\x14UpperConfidenceBound\x12\r\n\x05width\x18\x01 \x01(\x01\"\x19\n\x08Thompson\x12\r\n\x05width\x18\x01 \x01(\x01\"\xac\x01\n\nRankedItem\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0b\n\x03\x63tr\x18\x02 \x01(\x01\x12\r\n\x05score\x18\x03 \x01(\x01\x12\x16\n\tobjective\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x0buncertainty\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\x17\n\npropensity\x18\x06 \x01(\x01H\x02\x88\x01\x01\x42\x0c\n\n_objectiveB\x0e\n\x0c_uncertaintyB\r\n\x0b_propensity\"V\n\x0b\x44\x65gradation\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.ctr.v1.DegradationReason\x12\x0c\n\x04part\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"\xdc\x01\n\x0cRankResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63ookie\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12\x0f\n\x07variant\x18\x05 \x01(\t\x12!\n\x05items\x18\x06 \x03(\x0b\x32\x12.ctr.v1.RankedItem\x12%\n\x08\x64\x65graded\x18\x07 \x03(\x0b\x32\x13.ctr.v1.Degradation\x12\x15\n\runknown_items\x18\x08 \x03(\t\x12\x16\n\x0eunknown_fields\x18\t \x03(\t\"6\n\x0e\x45xplainRequest\x12$\n\x07request\x18\x01 \x01(\x0b\x32\x13.ctr.v1.RankRequest\"f\n\x0fKeyContribution\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x0e\n\x06weight\x18\x02 \x01(\x01\x12\t\n\x01x\x18\x03 \x01(\x01\x12\x14\n\x0c\x63ontribution\x18\x04 \x01(\x01\x12\x15\n\rlearning_rate\x18\x05 \x01(\x01\"Q\n\rContributions\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03sum\x18\x02 \x01(\x01\x12%\n\x04keys\x18\x03 \x03(\x0b\x32\x17.ctr.v1.KeyContribution\"X\n\rExplainedItem\x12 \n\x04item\x18\x01 \x01(\x0b\x32\x12.ctr.v1.RankedItem\x12%\n\x06groups\x18\x02 \x03(\x0b\x32\x15.ctr.v1.Contributions\"\xe8\x01\n\x0f\x45xplainResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\x0f\n\x07variant\x18\x04 \x01(\t\x12$\n\x05items\x18\x05 \x03(\x0b\x32\x15.ctr.v1.ExplainedItem\x12%\n\x08\x64\x65graded\x18\x06 \x03(\x0b\x32\x13.ctr.v1.Degradation\x12\x15\n\runknown_items\x18\x07 \x03(\t\x12\x16\n\x0eunknown_fields\x18\x08 \x03(\t\x12\x14\n\x0cknown_fields\x18\t \x03(\t*\xf0\x01\n\x11\x44\x65gradationReason\x12\"\n\x1e\x44\x45GRADATION_REASON_UNSPECIFIED\x10\x00\x12\"\n\x1e\x44\x45GRADATION_REASON_UNAVAILABLE\x10\x01\x12\x1c\n\x18\x44\x45GRADATION_REASON_STALE\x10\x02\x12#\n\x1f\x44\x45GRADATION_REASON_INVALID_DATA\x10\x03\x12%\n!DEGRADATION_REASON_LIMIT_EXCEEDED\x10\x04\x12)\n%DEGRADATION_REASON_NO_OBJECTIVE_VALUE\x10\x05\x32\x7f\n\x0eRankingService\x12\x31\n\x04Rank\x12\x13.ctr.v1.RankRequest\x1a\x14.ctr.v1.RankResponse\x12:\n\x07\x45xplain\x12\x16.ctr.v1.ExplainRequest\x1a\x17.ctr.v1.ExplainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x63tr/v1/ranking.proto\x12\x06\x63tr.v1\"\x8f\x01\n\x08\x46\x65\x61tures\x12,\n\x06values\x18\x01 \x03(\x0b\x32\x1c.ctr.v1.Features.ValuesEntry\x12\x10\n\x08raw_keys\x18\x02 \x03(\t\x1a\x43\n\x0bValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12#\n\x05value\x18\x02 \x01(\x0b\x32\x14.ctr.v1.FeatureValue:\x02\x38\x01\"\x88\x01\n\x0c\x46\x65\x61tureValue\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x10\n\x06number\x18\x02 \x01(\x01H\x00\x12!\n\x03set\x18\x03 \x01(\x0b\x32\x12.ctr.v1.StringListH\x00\x12+\n\x0cweighted_set\x18\x04 \x01(\x0b\x32\x13.ctr.v1.WeightedSetH\x00\x42\x06\n\x04kind\"\x1c\n\nStringList\x12\x0e\n\x06values\x18\x01 \x03(\t\"p\n\x0bWeightedSet\x12\x31\n\x07members\x18\x01 \x03(\x0b\x32 .ctr.v1.WeightedSet.MembersEntry\x1a.\n\x0cMembersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"6\n\x04Item\x12\n\n\x02id\x18\x01 \x01(\t\x12\"\n\x08\x66\x65\x61tures\x18\x02 \x01(\x0b\x32\x10.ctr.v1.Features\"\xa4\x03\n\x0bRankRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06\x63ookie\x18\x03 \x01(\t\x12\x1e\n\x04user\x18\x04 \x01(\x0b\x32\x10.ctr.v1.Features\x12!\n\x07\x63ontext\x18\x05 \x01(\x0b\x32\x10.ctr.v1.Features\x12\x10\n\x08item_ids\x18\x06 \x03(\t\x12\x1b\n\x05items\x18\x07 \x03(\x0b\x32\x0c.ctr.v1.Item\x12\x15\n\rcandidate_set\x18\x08 \x01(\t\x12\x12\n\x05top_k\x18\t \x01(\x05H\x00\x88\x01\x01\x12\x14\n\x07variant\x18\n \x01(\tH\x01\x88\x01\x01\x12\x11\n\tobjective\x18\x0b \x01(\t\x12\x1f\n\x07\x66ilters\x18\x0c \x03(\x0b\x32\x0e.ctr.v1.Filter\x12\x19\n\x04\x63\x61ps\x18\r \x03(\x0b\x32\x0b.ctr.v1.Cap\x12(\n\x0b\x65xploration\x18\x0e \x01(\x0b\x32\x13.ctr.v1.Exploration\x12\x0e\n\x06no_log\x18\x0f \x01(\x08\x12\x10\n\x08\x64\x65\x66\x65rred\x18\x10 \x01(\x08\x42\x08\n\x06_top_kB\n\n\x08_variant\"\x92\x01\n\x06\x46ilter\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12$\n\x06\x61ny_of\x18\x02 \x01(\x0b\x32\x12.ctr.v1.StringListH\x00\x12%\n\x07none_of\x18\x03 \x01(\x0b\x32\x12.ctr.v1.StringListH\x00\x12$\n\x05range\x18\x04 \x01(\x0b\x32\x13.ctr.v1.NumberRangeH\x00\x42\x06\n\x04test\"A\n\x0bNumberRange\x12\x10\n\x03min\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x10\n\x03max\x18\x02 \x01(\x01H\x01\x88\x01\x01\x42\x06\n\x04_minB\x06\n\x04_max\"%\n\x03\x43\x61p\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\x0f\n\x07\x61t_most\x18\x02 \x01(\x05\"j\n\x0b\x45xploration\x12+\n\x03ucb\x18\x01 \x01(\x0b\x32\x1c.ctr.v1.UpperConfidenceBoundH\x00\x12$\n\x08thompson\x18\x02 \x01(\x0b\x32\x10.ctr.v1.ThompsonH\x00\x42\x08\n\x06policy\"%\n\x14UpperConfidenceBound\x12\r\n\x05width\x18\x01 \x01(\x01\"\x19\n\x08Thompson\x12\r\n\x05width\x18\x01 \x01(\x01\"\xac\x01\n\nRankedItem\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0b\n\x03\x63tr\x18\x02 \x01(\x01\x12\r\n\x05score\x18\x03 \x01(\x01\x12\x16\n\tobjective\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x0buncertainty\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\x17\n\npropensity\x18\x06 \x01(\x01H\x02\x88\x01\x01\x42\x0c\n\n_objectiveB\x0e\n\x0c_uncertaintyB\r\n\x0b_propensity\"V\n\x0b\x44\x65gradation\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.ctr.v1.DegradationReason\x12\x0c\n\x04part\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"\xdc\x01\n\x0cRankResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63ookie\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12\x0f\n\x07variant\x18\x05 \x01(\t\x12!\n\x05items\x18\x06 \x03(\x0b\x32\x12.ctr.v1.RankedItem\x12%\n\x08\x64\x65graded\x18\x07 \x03(\x0b\x32\x13.ctr.v1.Degradation\x12\x15\n\runknown_items\x18\x08 \x03(\t\x12\x16\n\x0eunknown_fields\x18\t \x03(\t\"6\n\x0e\x45xplainRequest\x12$\n\x07request\x18\x01 \x01(\x0b\x32\x13.ctr.v1.RankRequest\"f\n\x0fKeyContribution\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x0e\n\x06weight\x18\x02 \x01(\x01\x12\t\n\x01x\x18\x03 \x01(\x01\x12\x14\n\x0c\x63ontribution\x18\x04 \x01(\x01\x12\x15\n\rlearning_rate\x18\x05 \x01(\x01\"Q\n\rContributions\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03sum\x18\x02 \x01(\x01\x12%\n\x04keys\x18\x03 \x03(\x0b\x32\x17.ctr.v1.KeyContribution\"X\n\rExplainedItem\x12 \n\x04item\x18\x01 \x01(\x0b\x32\x12.ctr.v1.RankedItem\x12%\n\x06groups\x18\x02 \x03(\x0b\x32\x15.ctr.v1.Contributions\"\xe8\x01\n\x0f\x45xplainResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\x0f\n\x07variant\x18\x04 \x01(\t\x12$\n\x05items\x18\x05 \x03(\x0b\x32\x15.ctr.v1.ExplainedItem\x12%\n\x08\x64\x65graded\x18\x06 \x03(\x0b\x32\x13.ctr.v1.Degradation\x12\x15\n\runknown_items\x18\x07 \x03(\t\x12\x16\n\x0eunknown_fields\x18\x08 \x03(\t\x12\x14\n\x0cknown_fields\x18\t \x03(\t*\xf0\x01\n\x11\x44\x65gradationReason\x12\"\n\x1e\x44\x45GRADATION_REASON_UNSPECIFIED\x10\x00\x12\"\n\x1e\x44\x45GRADATION_REASON_UNAVAILABLE\x10\x01\x12\x1c\n\x18\x44\x45GRADATION_REASON_STALE\x10\x02\x12#\n\x1f\x44\x45GRADATION_REASON_INVALID_DATA\x10\x03\x12%\n!DEGRADATION_REASON_LIMIT_EXCEEDED\x10\x04\x12)\n%DEGRADATION_REASON_NO_OBJECTIVE_VALUE\x10\x05\x32\x7f\n\x0eRankingService\x12\x31\n\x04Rank\x12\x13.ctr.v1.RankRequest\x1a\x14.ctr.v1.RankResponse\x12:\n\x07\x45xplain\x12\x16.ctr.v1.ExplainRequest\x1a\x17.ctr.v1.ExplainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,8 +35,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FEATURES_VALUESENTRY']._serialized_options = b'8\001'
   _globals['_WEIGHTEDSET_MEMBERSENTRY']._loaded_options = None
   _globals['_WEIGHTEDSET_MEMBERSENTRY']._serialized_options = b'8\001'
-  _globals['_DEGRADATIONREASON']._serialized_start=2406
-  _globals['_DEGRADATIONREASON']._serialized_end=2646
+  _globals['_DEGRADATIONREASON']._serialized_start=2424
+  _globals['_DEGRADATIONREASON']._serialized_end=2664
   _globals['_FEATURES']._serialized_start=33
   _globals['_FEATURES']._serialized_end=176
   _globals['_FEATURES_VALUESENTRY']._serialized_start=109
@@ -52,35 +52,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ITEM']._serialized_start=461
   _globals['_ITEM']._serialized_end=515
   _globals['_RANKREQUEST']._serialized_start=518
-  _globals['_RANKREQUEST']._serialized_end=920
-  _globals['_FILTER']._serialized_start=923
-  _globals['_FILTER']._serialized_end=1069
-  _globals['_NUMBERRANGE']._serialized_start=1071
-  _globals['_NUMBERRANGE']._serialized_end=1136
-  _globals['_CAP']._serialized_start=1138
-  _globals['_CAP']._serialized_end=1175
-  _globals['_EXPLORATION']._serialized_start=1177
-  _globals['_EXPLORATION']._serialized_end=1283
-  _globals['_UPPERCONFIDENCEBOUND']._serialized_start=1285
-  _globals['_UPPERCONFIDENCEBOUND']._serialized_end=1322
-  _globals['_THOMPSON']._serialized_start=1324
-  _globals['_THOMPSON']._serialized_end=1349
-  _globals['_RANKEDITEM']._serialized_start=1352
-  _globals['_RANKEDITEM']._serialized_end=1524
-  _globals['_DEGRADATION']._serialized_start=1526
-  _globals['_DEGRADATION']._serialized_end=1612
-  _globals['_RANKRESPONSE']._serialized_start=1615
-  _globals['_RANKRESPONSE']._serialized_end=1835
-  _globals['_EXPLAINREQUEST']._serialized_start=1837
-  _globals['_EXPLAINREQUEST']._serialized_end=1891
-  _globals['_KEYCONTRIBUTION']._serialized_start=1893
-  _globals['_KEYCONTRIBUTION']._serialized_end=1995
-  _globals['_CONTRIBUTIONS']._serialized_start=1997
-  _globals['_CONTRIBUTIONS']._serialized_end=2078
-  _globals['_EXPLAINEDITEM']._serialized_start=2080
-  _globals['_EXPLAINEDITEM']._serialized_end=2168
-  _globals['_EXPLAINRESPONSE']._serialized_start=2171
-  _globals['_EXPLAINRESPONSE']._serialized_end=2403
-  _globals['_RANKINGSERVICE']._serialized_start=2648
-  _globals['_RANKINGSERVICE']._serialized_end=2775
+  _globals['_RANKREQUEST']._serialized_end=938
+  _globals['_FILTER']._serialized_start=941
+  _globals['_FILTER']._serialized_end=1087
+  _globals['_NUMBERRANGE']._serialized_start=1089
+  _globals['_NUMBERRANGE']._serialized_end=1154
+  _globals['_CAP']._serialized_start=1156
+  _globals['_CAP']._serialized_end=1193
+  _globals['_EXPLORATION']._serialized_start=1195
+  _globals['_EXPLORATION']._serialized_end=1301
+  _globals['_UPPERCONFIDENCEBOUND']._serialized_start=1303
+  _globals['_UPPERCONFIDENCEBOUND']._serialized_end=1340
+  _globals['_THOMPSON']._serialized_start=1342
+  _globals['_THOMPSON']._serialized_end=1367
+  _globals['_RANKEDITEM']._serialized_start=1370
+  _globals['_RANKEDITEM']._serialized_end=1542
+  _globals['_DEGRADATION']._serialized_start=1544
+  _globals['_DEGRADATION']._serialized_end=1630
+  _globals['_RANKRESPONSE']._serialized_start=1633
+  _globals['_RANKRESPONSE']._serialized_end=1853
+  _globals['_EXPLAINREQUEST']._serialized_start=1855
+  _globals['_EXPLAINREQUEST']._serialized_end=1909
+  _globals['_KEYCONTRIBUTION']._serialized_start=1911
+  _globals['_KEYCONTRIBUTION']._serialized_end=2013
+  _globals['_CONTRIBUTIONS']._serialized_start=2015
+  _globals['_CONTRIBUTIONS']._serialized_end=2096
+  _globals['_EXPLAINEDITEM']._serialized_start=2098
+  _globals['_EXPLAINEDITEM']._serialized_end=2186
+  _globals['_EXPLAINRESPONSE']._serialized_start=2189
+  _globals['_EXPLAINRESPONSE']._serialized_end=2421
+  _globals['_RANKINGSERVICE']._serialized_start=2666
+  _globals['_RANKINGSERVICE']._serialized_end=2793
 # @@protoc_insertion_point(module_scope)

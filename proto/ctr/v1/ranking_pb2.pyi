@@ -77,7 +77,7 @@ class Item(_message.Message):
     def __init__(self, id: _Optional[str] = ..., features: _Optional[_Union[Features, _Mapping]] = ...) -> None: ...
 
 class RankRequest(_message.Message):
-    __slots__ = ("model", "request_id", "cookie", "user", "context", "item_ids", "items", "candidate_set", "top_k", "variant", "objective", "filters", "caps", "exploration", "no_log")
+    __slots__ = ("model", "request_id", "cookie", "user", "context", "item_ids", "items", "candidate_set", "top_k", "variant", "objective", "filters", "caps", "exploration", "no_log", "deferred")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     COOKIE_FIELD_NUMBER: _ClassVar[int]
@@ -93,6 +93,7 @@ class RankRequest(_message.Message):
     CAPS_FIELD_NUMBER: _ClassVar[int]
     EXPLORATION_FIELD_NUMBER: _ClassVar[int]
     NO_LOG_FIELD_NUMBER: _ClassVar[int]
+    DEFERRED_FIELD_NUMBER: _ClassVar[int]
     model: str
     request_id: str
     cookie: str
@@ -108,7 +109,8 @@ class RankRequest(_message.Message):
     caps: _containers.RepeatedCompositeFieldContainer[Cap]
     exploration: Exploration
     no_log: bool
-    def __init__(self, model: _Optional[str] = ..., request_id: _Optional[str] = ..., cookie: _Optional[str] = ..., user: _Optional[_Union[Features, _Mapping]] = ..., context: _Optional[_Union[Features, _Mapping]] = ..., item_ids: _Optional[_Iterable[str]] = ..., items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., candidate_set: _Optional[str] = ..., top_k: _Optional[int] = ..., variant: _Optional[str] = ..., objective: _Optional[str] = ..., filters: _Optional[_Iterable[_Union[Filter, _Mapping]]] = ..., caps: _Optional[_Iterable[_Union[Cap, _Mapping]]] = ..., exploration: _Optional[_Union[Exploration, _Mapping]] = ..., no_log: _Optional[bool] = ...) -> None: ...
+    deferred: bool
+    def __init__(self, model: _Optional[str] = ..., request_id: _Optional[str] = ..., cookie: _Optional[str] = ..., user: _Optional[_Union[Features, _Mapping]] = ..., context: _Optional[_Union[Features, _Mapping]] = ..., item_ids: _Optional[_Iterable[str]] = ..., items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., candidate_set: _Optional[str] = ..., top_k: _Optional[int] = ..., variant: _Optional[str] = ..., objective: _Optional[str] = ..., filters: _Optional[_Iterable[_Union[Filter, _Mapping]]] = ..., caps: _Optional[_Iterable[_Union[Cap, _Mapping]]] = ..., exploration: _Optional[_Union[Exploration, _Mapping]] = ..., no_log: _Optional[bool] = ..., deferred: _Optional[bool] = ...) -> None: ...
 
 class Filter(_message.Message):
     __slots__ = ("field", "any_of", "none_of", "range")

@@ -84,6 +84,31 @@ def test_the_command_reports_item_by_item_and_once(server: Server, store: Store,
     event = stream(store)[-1]
     assert (event["event"], event["value"], event["event_id"]) == ("conversion", 2.5, "e")
 
+    for words, new in (
+        ("a b --seen", 2),
+        ("--seen-to 3", 1),
+        ("--seen-to 3", 0),
+        ("--seen-to 4", 1),
+        ("--activated", 1),
+    ):
+        assert (
+            told("r2", *words.split())[1]
+            == f"{new} accepted, {words.count('--') - min(new, 1)} reported before\n"
+        )
+    of_r2 = [(each["event"], each.get("item"), each.get("position")) for each in stream(store)[-5:]]
+    seen = [("seen", "a", None), ("seen", "b", None), ("seen", None, 3), ("seen", None, 4)]
+    assert of_r2 == [*seen, ("activated", None, None)]
+    assert (
+        told("r2", "a", "--seen-to", "3")[0]
+        == told("r2", "--seen")[0]
+        == told("r2", "--seen-to", "0")[0]
+        == 2
+    )
+    lines = io.StringIO('{"request_id": "r3", "event": "seen", "position": 1.5}\n')
+    assert Feedback.from_json('{"request_id": "r3", "event": "seen", "position": 2}').position == 2
+    with pytest.raises(FieldValueError, match="position: got 1.5, expected a whole number of 1 or more"):
+        Feedback.from_json(lines.read())
+
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("jq"), reason="needs jq, as the script does")
@@ -120,7 +145,7 @@ def test_a_file_or_the_standard_input_is_reported_line_by_line_and_bad_lines_are
         (702, "not JSON"),
         (703, "expected a JSON object"),
         (704, "ts: got 'soon'"),
-        (705, "event: got 'view', expected click or conversion"),
+        (705, "event: got 'view', expected click, conversion, seen, activated"),
         (707, "not JSON"),
     ):
         assert f"{path}:{number}: rejected: {reason}" in err

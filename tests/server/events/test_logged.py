@@ -222,6 +222,14 @@ def test_a_copy_on_disk_of_a_server_that_logged_nothing_is_completed(
     assert {labels[2] for labels in counted(server, DROPPED)} <= {"catalogue"}
 
 
+def test_a_deferred_answer_says_so_and_others_do_not(logging: Server, store: Store) -> None:
+    with Client(logging.address) as client:
+        answers = [client.rank(candidates=["item-1"], deferred=deferred) for deferred in (True, False)]
+    logging.end()
+    logged = {event["request_id"]: event.get("event") for event in in_store(store)}
+    assert [logged[answer.request_id] for answer in answers] == ["deferred", None]
+
+
 def test_load_tests_and_forced_variants_leave_no_impression_and_are_counted(
     logging: Server, store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -118,9 +118,15 @@ BAD = [
     (click(event_id="x" * 5000), "event_id: got 5000 bytes, expected 0 to 4,096"),
     (
         click(kind=0),
-        "kind: got FEEDBACK_KIND_UNSPECIFIED, expected FEEDBACK_KIND_CLICK or FEEDBACK_KIND_CONVERSION",
+        "kind: got FEEDBACK_KIND_UNSPECIFIED, expected one of FEEDBACK_KIND_CLICK, FEEDBACK_KIND_CONVERSION, "
+        "FEEDBACK_KIND_SEEN, FEEDBACK_KIND_ACTIVATED",
     ),
-    (click(kind=7), "kind: got 7, expected FEEDBACK_KIND_CLICK or FEEDBACK_KIND_CONVERSION"),
+    (click(kind=7), "kind: got 7, expected one of FEEDBACK_KIND_CLICK"),
+    (click(position=2), "position: got 2 of an event of FEEDBACK_KIND_CLICK; expected 1 or more"),
+    (click(kind=3, position=2), "position: got 2 of an event of FEEDBACK_KIND_SEEN; expected 1 or more"),
+    (click("", kind=3, position=-2), "position: got -2"),
+    (click("", kind=3), "item_id: got 0 bytes, expected 1 to 4,096"),
+    (click(kind=4), "item_id: got an item of an event of FEEDBACK_KIND_ACTIVATED, expected none"),
     (click(value=math.nan), "value: got nan"),
     (click(value=-math.inf), "value: got -inf"),
     (

@@ -7,7 +7,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from tests.trainer.events.oracle import Event, OracleJoin, Row
-from trainer.events.events import CLICK, CONVERSION, FEEDBACK, IMPRESSION, Merged
+from trainer.events.events import (
+    ACTIVATED,
+    CLICK,
+    CONVERSION,
+    DEFERRED,
+    FEEDBACK,
+    IMPRESSION,
+    SEEN,
+    SEEN_TO,
+    Merged,
+)
 from trainer.events.join import Join, Joined
 
 
@@ -23,12 +33,19 @@ def merged(events: Sequence[Event], impressions: int = 0, segment: int | None = 
         now_us=np.array([event.time if event.now is None else event.now for event in events], np.int64),
         request=np.array([event.request for event in events], np.uint64),
         item=np.array([event.item for event in events], np.uint64),
-        what=np.array([CLICK if event.what == "click" else CONVERSION for event in events], np.uint8),
+        what=np.array([_what(event) for event in events], np.uint8),
         segment=np.where(segment is None, number, segment or 0).astype(np.int32),
         row=np.zeros(len(events), np.int64) if segment is None else first,
         rows=rows,
         items=np.array([item for event in events for item in event.shows or ()], np.uint64),
     )
+
+
+WHATS = {"click": CLICK, "conversion": CONVERSION, "seen": SEEN, "seen_to": SEEN_TO, "activated": ACTIVATED}
+
+
+def _what(event: Event) -> int:
+    return WHATS[event.what] if event.shows is None else DEFERRED if event.deferred else 0
 
 
 def rows_of(joined: Joined) -> list[Row]:
@@ -52,15 +69,16 @@ def assert_alike(join: Join, oracle: OracleJoin) -> None:
         "remembered": len(oracle.remembered),
         "waiting": len(oracle.early),
         "pending_rows": sum(
-            len(each.items) - each.positives(oracle.section.positive) for each in oracle.pending
+            len(each.items) - (each.positives(oracle.section.positive) if each.active else 0)
+            for each in oracle.pending
         ),
     }
     assert {name: count for name, count in counts.as_dict().items() if count} == {
         name: count for name, count in expected.items() if count
     }
     assert counts.impressions == counts.closed + counts.pending + counts.duplicate_impressions
-    assert counts.rows == counts.positives + counts.negatives + counts.pending_rows
+    assert counts.rows == counts.positives + counts.negatives + counts.unseen + counts.pending_rows
     feedback = counts.joined + counts.duplicate_feedback + counts.unknown_item + counts.late
-    assert counts.clicks + counts.conversions == (
+    assert counts.clicks + counts.conversions + counts.seen + counts.activated == (
         feedback + counts.orphans + counts.out_of_order + counts.waiting
     )

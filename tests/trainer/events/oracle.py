@@ -11,7 +11,7 @@ from trainer.events.events import BACKFILL_US
 
 
 class Event(NamedTuple):
-    """An impression, with the items it shows, or feedback, with its item and what it was."""
+    """An impression, with the items it shows, or feedback, with its item (seen_to: its position) and what it was."""
 
     time: int
     request: int
@@ -19,6 +19,7 @@ class Event(NamedTuple):
     item: int = 0
     what: str = "click"
     now: int | None = None
+    deferred: bool = False
 
 
 class Row(NamedTuple):
@@ -41,18 +42,23 @@ class Request:
     came: dict[int, set[str]] = field(default_factory=dict)
     late: dict[int, set[str]] = field(default_factory=dict)
     closed_at: int | None = None
+    active: bool = True
 
     def positives(self, positive: str) -> int:
         return sum(positive in what for what in self.came.values())
 
 
 class OracleJoin:
-    """`rows` and `closed` (number, positives, clicks, conversions) grow; counts: what became of everything."""
+    """`rows` and `closed` (number, positives, clicks, conversions) grow; counts: what became of everything.
+
+    exposed: of each row of the requests that closed, whether it was seen, if that matters.
+    """
 
     def __init__(self, section: JoinSection) -> None:
         self.section = section
         self.rows: list[Row] = []
         self.closed: list[tuple[int, int, int, int]] = []
+        self.exposed: list[bool] = []
         self.counts: Counter[str] = Counter()
         self.watermark = -(10**30)
         self.pending: list[Request] = []
@@ -98,7 +104,7 @@ class OracleJoin:
         if self.known(event.request):
             self.counts["duplicate_impressions"] += 1
             return
-        request = Request(number, event.request, event.time, event.shows)
+        request = Request(number, event.request, event.time, event.shows, active=not event.deferred)
         self.counts["rows"] += len(event.shows)
         self.pending.append(request)
         for early in [early for early in self.early if early.request == event.request]:
@@ -112,7 +118,9 @@ class OracleJoin:
             self.close(min(self.pending, key=lambda request: (request.time, request.number)))
 
     def feedback(self, event: Event, since: int) -> None:
-        self.counts[event.what + "s"] += 1
+        self.counts[
+            {"seen_to": "seen", "seen": "seen", "activated": "activated"}.get(event.what, event.what + "s")
+        ] += 1
         if request := self.known(event.request):
             self.receive(request, event)
             return
@@ -125,25 +133,56 @@ class OracleJoin:
             self.give_up([min(self.early, key=lambda early: early.time)])
 
     def receive(self, request: Request, event: Event) -> None:
+        is_late = request.closed_at is not None or event.time > request.time + self.section.window_us
+        if event.what == "activated":
+            self.activate(request, is_late)
+            return
+        if event.what == "seen_to":
+            self.see(request, range(min(event.item, len(request.items))), is_late)
+            return
         if event.item not in request.items:
             self.counts["unknown_item"] += 1
             return
         row = request.items.index(event.item)
         in_time, late = request.came.setdefault(row, set()), request.late.setdefault(row, set())
-        is_late = request.closed_at is not None or event.time > request.time + self.section.window_us
         if event.what in in_time or (is_late and event.what in late):
             self.counts["duplicate_feedback"] += 1
         elif is_late:
             self.counts["late"] += 1
             late.add(event.what)
-            if request.closed_at is not None:
+            if request.closed_at is not None and request.active:
                 self.correct(request, row, event.what)
         else:
             self.counts["joined"] += 1
             in_time.add(event.what)
-            if event.what == self.section.positive:
-                self.counts["positives"] += 1
-                self.rows.append(Row(request.number, row, 1, True))
+            if event.what == self.section.positive and request.active:
+                self.positive(request, row)
+
+    def positive(self, request: Request, row: int) -> None:
+        self.counts["positives"] += 1
+        self.rows.append(Row(request.number, row, 1, True))
+
+    def activate(self, request: Request, is_late: bool) -> None:
+        if request.active:
+            self.counts["duplicate_feedback"] += 1
+        elif is_late:
+            self.counts["late"] += 1
+        else:
+            self.counts["joined"] += 1
+            request.active = True
+            for row in range(len(request.items)):
+                if self.section.positive in request.came.get(row, ()):
+                    self.positive(request, row)
+
+    def see(self, request: Request, rows: range, is_late: bool) -> None:
+        into, new = request.late if is_late else request.came, False
+        for row in rows:
+            new |= not any("seen" in each.get(row, ()) for each in (request.came, into))
+            into.setdefault(row, set()).add("seen")
+        if not request.items:
+            self.counts["unknown_item"] += 1
+        else:
+            self.counts[("late" if is_late else "joined") if new else "duplicate_feedback"] += 1
 
     def correct(self, request: Request, row: int, what: str) -> None:
         if self.section.late == "correct" and what == self.section.positive:
@@ -151,16 +190,11 @@ class OracleJoin:
             self.rows.append(Row(request.number, row, 1, True))
 
     def close(self, request: Request) -> None:
-        positive = self.section.positive
-        for row in range(len(request.items)):
-            if positive in request.came.get(row, ()):
-                continue
-            self.counts["negatives"] += 1
-            self.rows.append(Row(request.number, row, 0, request.positives(positive) > 0))
-            if positive in request.late.get(row, ()):
-                self.correct(request, row, positive)
-        what = [request.positives(each) for each in (positive, "click", "conversion")]
-        self.closed.append((request.number, *what))
+        if request.active:
+            self.give_out(request)
+        else:
+            self.counts["unactivated"] += 1
+            self.counts["unseen"] += len(request.items)
         self.counts["closed"] += 1
         request.closed_at = self.watermark
         self.pending.remove(request)
@@ -168,6 +202,24 @@ class OracleJoin:
         if len(self.remembered) > self.section.max_pending:
             self.counts["forgotten_early"] += 1
             self.remembered.pop(0)
+
+    def give_out(self, request: Request) -> None:
+        positive = self.section.positive
+        for row in range(len(request.items)):
+            counts = self.section.negatives == "shown" or bool(request.came.get(row))
+            if self.section.negatives == "seen":
+                self.exposed.append(counts)
+            if positive in request.came.get(row, ()):
+                continue
+            if counts:
+                self.counts["negatives"] += 1
+                self.rows.append(Row(request.number, row, 0, request.positives(positive) > 0))
+            else:
+                self.counts["unseen"] += 1
+            if positive in request.late.get(row, ()):
+                self.correct(request, row, positive)
+        what = [request.positives(each) for each in (positive, "click", "conversion")]
+        self.closed.append((request.number, *what))
 
     def give_up(self, early: list[Event]) -> None:
         self.counts["orphans"] += len(early)

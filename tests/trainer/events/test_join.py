@@ -32,6 +32,27 @@ def converted(second: float, item: int = 10) -> Event:
     return clicked(second, item, what="conversion")
 
 
+def deferred(second: float, request: int = 1, *items: int) -> Event:
+    return shown(second, request, *items)._replace(deferred=True)
+
+
+def seen(second: float, item: int = 10, request: int = 1) -> Event:
+    return clicked(second, item, request, "seen")
+
+
+def seen_to(second: float, position: int, request: int = 1) -> Event:
+    return clicked(second, position, request, "seen_to")
+
+
+def activated(second: float, request: int = 1) -> Event:
+    return clicked(second, 0, request, "activated")
+
+
+TOLD = {
+    each.__name__: each for each in (shown, clicked, converted, deferred, seen, seen_to, activated)
+}  # fmt: skip
+
+
 class Story:
     """Events pushed one at a time; `learned` is what the last one brought."""
 
@@ -112,9 +133,33 @@ A correction of an open window follows its negative. late=correct
 Over its bound the oldest request closes early. max_pending=2
     shown 2 1 10 | shown 1 2 10 | shown 3 3 10 -> 1/0-
     closed_early=1 pending=2
+What was seen and not clicked is negative, what was clicked was seen, the rest is nothing. negatives=seen
+    shown 0 1 10 11 12 13 | seen 1 10 | clicked 2 12 -> 0/2+ | clicked 606 10 9 -> 0/0-
+    negatives=1 positives=1 unseen=2 seen=1 pending_rows=0
+A list seen up to a position is seen from its first item on, and an event that says nothing new is none. negatives=seen
+    shown 0 1 10 11 12 | seen_to 1 2 | seen_to 2 1 | seen_to 3 99 | seen_to 4 3 | clicked 606 10 9 -> 0/0- 0/1- 0/2-
+    seen=4 joined=2 duplicate_feedback=2 unseen=0
+Where all that is shown counts, what was seen changes nothing.
+    shown 0 | seen 1 10 | clicked 606 10 9 -> 0/0- 0/1-
+    seen=1 joined=1 unseen=0
+What was seen before the impression came waits, and what is seen after the window is late. negatives=seen
+    seen 0 10 | shown -1 | seen 606 11 -> 0/0- | seen_to 2 2 | seen_to 3 2
+    early=1 waiting=0 late=1 duplicate_feedback=2 unseen=1
+A late click of what nobody saw is by choice learned, without a negative. negatives=seen late=correct
+    shown 0 | clicked 606 10 9 | clicked 5 -> 0/0+
+    corrections=1 unseen=2
+A deferred list that is never activated is nothing, whatever is clicked in it. late=correct
+    deferred 0 | clicked 1 10 | clicked 606 10 9 | clicked 5 11 | activated 6
+    unactivated=1 unseen=2 closed=1 joined=1 late=2 positives=0 negatives=0 corrections=0
+Once it is activated it is as any other, and what was clicked before is learned then, row by row.
+    deferred 0 | clicked 1 11 | clicked 2 10 | activated 3 -> 0/0+ 0/1+ | activated 4 | clicked 606 10 9
+    activated=2 joined=3 duplicate_feedback=1 positives=2 unactivated=0
+It may be activated before the impression comes.
+    activated 1 | clicked 2 11 | deferred 0 -> 0/1+ | clicked 606 10 9 -> 0/0-
+    early=3 joined=2 waiting=1
 """
-"""How the join is set; what is told (`shown` SECOND REQUEST ITEMS or `clicked` SECOND ITEM REQUEST) and which rows that
-brings (impression, row, label); what is counted in the end."""
+"""How the join is set; what is told (the functions of TOLD and their arguments) and which rows that brings (impression,
+row, label); what is counted in the end."""
 
 
 @pytest.mark.parametrize(
@@ -126,7 +171,7 @@ def test_what_becomes_of_each_event(story):
     for step in steps.split("|"):
         event, _, rows = step.partition("->")
         kind, *values = event.split()
-        learned = told.learned({"shown": shown, "clicked": clicked}[kind](*map(int, values)))
+        learned = told.learned(TOLD[kind](*map(int, values)))
         assert " ".join(f"{n}/{row}{'+' if label else '-'}" for n, row, label in learned) == rows.strip(), (
             step
         )
@@ -199,6 +244,25 @@ def test_a_state_goes_through_a_checkpoint_file(tmp_path):
     assert again.counts == story.join.counts
     events = merged([shown(2, 2), clicked(3, 11), clicked(2 * OVER_S, request=9)], 3)
     assert rows_of(again.push(events)) == rows_of(story.join.push(events)) != []
+
+
+def test_a_state_has_the_counts_of_what_was_seen_only_once_there_are_some_and_is_read_without_them():
+    story = Story(negatives="seen").tell(shown(0), clicked(1))
+    before = {name: array.copy() for name, array in story.join.state().items()}
+    assert "unseen" not in before["counts"].dtype.names and "unknown_item" in before["counts"].dtype.names
+    again = Join(JoinSection(negatives="seen"))
+    again.restore(before)
+    assert rows_of(again.push(merged([seen(2, 11), PASSED], 1))) == rows_of(
+        story.join.push(merged([seen(2, 11), PASSED], 1))
+    )
+    state = again.state()
+    assert state["counts"]["seen"] == 1 and again.counts == story.join.counts
+
+
+def test_a_segment_is_needed_while_its_list_may_be_activated():
+    story = Story().tell(deferred(0), clicked(1))
+    assert story.join.segments().tolist() == [0]
+    assert len(story.joined(PASSED).closed) == 0 and story.join.segments().tolist() == []
 
 
 def test_a_state_of_another_form_is_refused():

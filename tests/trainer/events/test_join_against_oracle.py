@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model_store.spec.sections import JoinSection
-from tests.trainer.events.events import assert_alike, closed_of, merged, rows_of
+from tests.trainer.events.events import WHATS, assert_alike, closed_of, merged, rows_of
 from tests.trainer.events.oracle import Event, OracleJoin
 from trainer.events.join import Join
 
@@ -19,6 +19,7 @@ sections = st.builds(
     late=st.sampled_from(["count", "correct"]),
     late_within=st.sampled_from(["0s", "3s", "30s"]),
     positive=st.sampled_from(["click", "conversion"]),
+    negatives=st.sampled_from(["shown", "seen"]),
     max_pending=st.sampled_from([1, 2, 3, 1000]),
 )
 requests = st.sampled_from([1, 2, 3, 4, 5, 6, 2**32 + 1, 2**63 + 1, 0])
@@ -35,9 +36,9 @@ def events(draw):
         now = draw(st.sampled_from([None, None, None, time - SECOND, time + SECOND]))
         if draw(st.booleans()):
             shows = tuple(draw(st.lists(items, max_size=4)))
-            found.append(Event(time, draw(requests), shows, now=now))
+            found.append(Event(time, draw(requests), shows, now=now, deferred=draw(st.booleans())))
         else:
-            what = draw(st.sampled_from(["click", "conversion"]))
+            what = draw(st.sampled_from([*WHATS]))
             found.append(Event(time, draw(requests), None, draw(items), what, now))
     return found
 
@@ -45,7 +46,7 @@ def events(draw):
 @given(sections, events(), st.data())
 def test_whatever_is_cut_saved_and_restored_the_join_is_the_oracle(section, found, data):
     oracle, join = OracleJoin(section), Join(section)
-    rows, closed, begin = [], [], 0
+    rows, closed, exposed, begin = [], [], [], 0
     while begin < len(found):
         size = data.draw(st.integers(1, 12), label="batch")
         before = sum(event.shows is not None for event in found[:begin])
@@ -54,7 +55,8 @@ def test_whatever_is_cut_saved_and_restored_the_join_is_the_oracle(section, foun
         for event in batch:
             oracle.take(event)
         rows, closed, begin = rows + rows_of(joined), closed + closed_of(joined), begin + size
-        assert rows == oracle.rows and closed == oracle.closed
+        exposed += joined.closed.exposed.tolist()
+        assert (rows, closed, exposed) == (oracle.rows, oracle.closed, oracle.exposed)
         assert_alike(join, oracle)
         if data.draw(st.booleans(), label="restore"):
             join = restored(join, section)

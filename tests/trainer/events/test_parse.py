@@ -21,7 +21,18 @@ from model_store.spec.spec import parse_spec
 from tests.matrix import examples, slow_except
 from tests.trainer.events.sources import block_of, lines_of
 from trainer.events.columns import RESERVED, Wanted
-from trainer.events.events import BAD, CLICK, CONVERSION, FEEDBACK, IMPRESSION, Events
+from trainer.events.events import (
+    ACTIVATED,
+    BAD,
+    CLICK,
+    CONVERSION,
+    DEFERRED,
+    FEEDBACK,
+    IMPRESSION,
+    SEEN,
+    SEEN_TO,
+    Events,
+)
 from trainer.events.parse import Parser, parse, read_lines, validated
 from trainer.examples.token_columns import TokenColumn, token_columns
 
@@ -61,6 +72,10 @@ def lines_in(path: Path) -> list[bytes]:
 
 def told(**more: Any) -> dict[str, Any]:
     return {"request_id": "r", "ts": TS, "item": "a", **more}
+
+
+def of_list(what: str, **more: Any) -> dict[str, Any]:
+    return {"request_id": "r", "ts": TS, "event": what, **more}
 
 
 def parsed(*events: Any) -> Events:
@@ -132,8 +147,9 @@ KNOWN = {
     **dict.fromkeys(("version", "position", "ctr", "propensity"), ints),
     **dict.fromkeys(("request_id", "id", "variant", "item"), texts.filter(bool)),
     "ts": st.integers(TS, TS + 99),
-    "event": st.sampled_from(["click", "conversion"]),
+    "event": st.sampled_from(["click", "conversion", "seen", "activated", "deferred"]),
 }
+POSITIONS = st.sampled_from([1, 2, 2, "3", 0, -1, 1.5, 2.0, True, "", "x", None, 10**9, 10**30, [1]])
 SCALARS = ("brand", "price", "cost", "hour", "age", "session", "x", "importance")
 
 
@@ -158,6 +174,10 @@ def blocks(draw: st.DrawFn) -> list[bytes]:
         made: dict[str, Any] = some(("request_id", "ts"), known)
         if draw(st.booleans()):
             made |= some(("item", "event"), known)
+            if draw(st.booleans()):
+                made["position"] = draw(POSITIONS)
+            if made.get("event") != "click" and draw(st.booleans()):
+                made.pop("item", None)
         else:
             items = [
                 {
@@ -270,7 +290,14 @@ REASONS = [
     (told(ts=[1]), "ts: got a list, expected text, a number or a boolean"),
     (told(ts=True), "ts: got 'true', expected a time like ISO-8601"),
     (told(item=""), "item: empty, expected text or a whole number"),
-    (told(event="view"), 'event: got "view", expected "click" or "conversion"'),
+    (told(event="view"), 'event: got "view", expected "click", "conversion", "seen" or "activated"'),
+    (told(event="deferred"), 'event: got "deferred", expected "click", "conversion", "seen" or "activated"'),
+    (told(event="activated"), 'event "activated": got item, expected neither'),
+    (told(event="seen", position=2), 'event "seen": got item and position, expected one of them'),
+    (of_list("seen", position=0), 'position: got "0", expected a whole number of 1 or more'),
+    (of_list("seen", position=1.5), 'position: got "1.5", expected a whole number of 1 or more'),
+    (of_list("seen", position=[2]), "position: got a list, expected text, a number or a boolean"),
+    (of_list("seen"), "got neither items nor item, expected items (an impression) or item (feedback)"),
     (told(event={}), "event: got an object, expected text or a whole number"),
     (event(items={}), "items: got an object, expected a list of objects"),
     (event(items=[1]), "items[0]: got a number, expected an object"),
@@ -337,6 +364,19 @@ def test_ids_are_equal_as_text_or_as_whole_numbers() -> None:
 def test_feedback_is_a_click_unless_it_says_otherwise() -> None:
     events = parsed(told(), told(event="click"), told(event="conversion", event_id={}))
     assert events.what.tolist() == [CLICK, CLICK, CONVERSION]
+
+
+def test_what_was_seen_is_of_an_item_or_up_to_a_position_and_activated_is_of_the_list() -> None:
+    events = parsed(
+        told(event="seen"), of_list("seen", position=3), of_list("seen", position="3"), of_list("activated")
+    )
+    assert events.bad == {} and events.what.tolist() == [SEEN, SEEN_TO, SEEN_TO, ACTIVATED]
+    assert events.item.tolist() == [parsed(told()).item[0], 3, 3, 0]
+
+
+def test_only_an_impression_may_be_deferred_and_a_position_is_read_of_seen_events_alone() -> None:
+    events = parsed(event(event="deferred"), event(event="impression", position={}), told(position="top"))
+    assert (events.bad, events.what.tolist()) == ({}, [DEFERRED, 0, CLICK])
 
 
 ISO = ["2023-11-14T22:13:20Z", "2023-11-14 23:13:20+01:00"]

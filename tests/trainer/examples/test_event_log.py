@@ -136,6 +136,27 @@ def test_requests_come_whole_in_the_order_of_closing_with_the_labels_of_the_join
     assert rows(found, "request_id", "item", "click") == expected
 
 
+def test_a_log_has_the_rows_that_were_seen_where_the_spec_learns_from_these(tmp_path: Path) -> None:
+    shown = [
+        {**SHOWN, "request_id": name, "items": [{"id": each} for each in "abcd"]} for name in ("r1", "r2")
+    ]
+    told = [
+        {"request_id": "r1", "ts": 1001, "event": "seen", "position": 2},
+        {"request_id": "r1", "ts": 1001, "item": "d"},
+        {"request_id": "r2", "ts": 1001, "event": "seen", "item": "c"},
+        {"request_id": "r3", "ts": 1001, "event": "activated"},
+        {"request_id": "r4", "ts": 1001, "item": "a"},
+    ]
+    deferred = [{**SHOWN, "request_id": name, "event": "deferred"} for name in ("r3", "r4")]
+    log = written(tmp_path / "log.jsonl", [*shown, *deferred, *told])
+    given = spec('window = "10s"', 'window = "10s"\nnegatives = "seen"')
+    found = rows(read([log], given, ["item"]), "request_id", "item", "click")
+    assert found == [("r1", "a", 0), ("r1", "b", 0), ("r1", "d", 1), ("r2", "c", 0)]
+    everything = rows(read([log], more=["item"]), "request_id", "item", "click")
+    assert [row for row in everything if row[0] in ("r3", "r4")] == [("r3", "a", 0), ("r3", "b", 0)]
+    assert len(everything) == 10
+
+
 def test_clicks_may_be_in_a_file_of_their_own_and_files_may_overlap_in_time(tmp_path: Path) -> None:
     """Given requests dealt to two files of impressions, when read with their clicks, they are joined as if in one."""
     shown = [SHOWN | {"request_id": f"r{n}", "ts": 1000 + 5 * n} for n in range(40)]

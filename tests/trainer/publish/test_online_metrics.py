@@ -14,7 +14,7 @@ import pytest
 
 from model_store.ratios import BUCKETS
 from model_store.store import Store
-from model_store.versions.online_metrics import CTR_UNIT, OnlineCell, OnlineSums
+from model_store.versions.online_metrics import CTR_UNIT, SUMS, OnlineCell, OnlineSums
 from trainer.events.columns import BUCKET, CTR, VARIANT, VERSION
 from trainer.events.join import Closed, Joined
 from trainer.events.waiting_rows import Segments
@@ -45,6 +45,7 @@ def drawn(number: int, seed: int, minutes: int = 5) -> list[Request]:
                 "clicks": int(random.integers(0, shown + 1)),
                 "conversions": int(random.integers(0, 2)),
                 "time_us": NOW_US + int(random.integers(0, minutes * MINUTE_US)),
+                "seen": [True] * shown,
             }
         )
     return requests
@@ -77,8 +78,10 @@ def closing(requests: list[Request], segments: Segments, positive: str = "click"
     closed["positives"] = closed["clicks" if positive == "click" else "conversions"]
     wide = {"row": np.int64, "time_us": np.int64}
     arrays = {name: np.array(values, wide.get(name, np.int32)) for name, values in closed.items()}
-    none = np.empty(0, np.int64)
-    return Joined(none.astype(np.int32), none, none.astype(np.uint8), none.astype(np.bool_), Closed(**arrays))
+    seen = [each for request in requests for each in request["seen"]]
+    exposed = np.array([] if all(seen) else seen, np.bool_)
+    none, closed = np.empty(0, np.int64), Closed(**arrays, exposed=exposed)
+    return Joined(none.astype(np.int32), none, none.astype(np.uint8), none.astype(np.bool_), closed)
 
 
 Cells = dict[tuple[int, str], OnlineCell]
@@ -88,11 +91,13 @@ def by_definition(requests: list[Request], positive: str = "click") -> Cells:
     """One request after another."""
     cells: Cells = {}
     for each in requests:
-        cell, told = OnlineCell.empty(), None not in each["ctr"]
-        ctr = sum(round(1e9 * ctr) for ctr in each["ctr"]) if told else 0
+        shown = [ctr for ctr, seen in zip(each["ctr"], each["seen"], strict=True) if seen]
+        cell, told = OnlineCell.empty(), None not in shown
+        ctr = sum(round(1e9 * ctr) for ctr in shown) if told else 0
         positives = each["clicks"] if positive == "click" else each["conversions"]
         cell.buckets[each["bucket"]] = (
-            1, len(each["ctr"]), each["clicks"], each["conversions"], ctr, not told, positives,
+            bool(shown), len(shown), each["clicks"], each["conversions"], ctr, not told, positives,
+            len(each["ctr"]) - len(shown),
         )  # fmt: skip
         seen = (each["version"] or 0,) * 2
         place = each["time_us"] // MINUTE_US, each["variant"] or ""
@@ -137,6 +142,29 @@ def test_cells_hold_the_sums_of_their_requests(added: Added, store: Store, posit
     requests = drawn(500, seed=1)
     found = written(added(OnlineAccumulator(), requests, positive=positive), store)
     assert same(found, by_definition(requests, positive))
+
+
+def test_what_nobody_saw_is_no_exposure_and_the_record_and_the_state_have_it_only_where_there_is_some(
+    added: Added, store: Store
+) -> None:
+    plain = drawn(80, seed=4)
+    before = added(OnlineAccumulator(["base"]), plain)
+    assert before.state()["buckets"].shape[-1] == len(SUMS) - 1 and same(
+        written(before, store), by_definition(plain)
+    )
+    keys = store.client.keys("*")
+    assert not any(b"unseen" in value for key in keys for value in store.client.hgetall(key).values())
+    again = OnlineAccumulator(["base"])
+    again.restore(before.state())
+    random = np.random.default_rng(5)
+    requests = [
+        each | {"seen": (random.random(len(each["ctr"])) < 0.4).tolist()} for each in drawn(80, seed=6)
+    ]
+    online = added(again, requests)
+    assert same(written(online, store), by_definition([*plain, *requests]))
+    restored = OnlineAccumulator(["base"])
+    restored.restore(online.state())
+    assert restored.totals() == online.totals() and online.totals()["base"].unseen > 0
 
 
 def test_only_what_changed_is_written_and_it_expires(added: Added, store: Store) -> None:
