@@ -111,6 +111,11 @@ class Degradation(NamedTuple):
         return cls(reason, part, str(error))
 
     @classmethod
+    def absent(cls, part: str, detail: str) -> Degradation:
+        """The part is missing, for a cause in this server."""
+        return cls(pb.DEGRADATION_REASON_UNAVAILABLE, part, detail)
+
+    @classmethod
     def stale(cls, part: str, age_s: float, cause: str) -> Degradation:
         """The part is as it was read `age_s` ago."""
         return cls(pb.DEGRADATION_REASON_STALE, part, f"stale, read {age_s:.0f} s ago: {cause}")

@@ -28,11 +28,22 @@ FeatureValues: TypeAlias = Mapping[str, Scalar | Sequence[str] | Mapping[str, fl
 
 
 @dataclass(frozen=True, slots=True)
+class ModelPrediction:
+    """What another model, which the objective names, predicts of an item, and which version and variant of it."""
+
+    version: int
+    variant: str
+    ctr: float
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
 class RankedItem:
     """One candidate: its predicted click-through rate, and the score (logit) behind it.
 
     objective, uncertainty and propensity are None unless the request needs them; so is an objective without a value. An
-    explanation of an adpredictor always has uncertainties.
+    explanation of an adpredictor always has uncertainties. models: by name, what the other models that the objective
+    names predict; None if it names none, or none of them answers.
     """
 
     id: str
@@ -41,6 +52,7 @@ class RankedItem:
     objective: float | None = None
     uncertainty: float | None = None
     propensity: float | None = None
+    models: Mapping[str, ModelPrediction] | None = None
 
     @classmethod
     def of(cls, item: ItemMessage) -> RankedItem:
@@ -52,6 +64,11 @@ class RankedItem:
             item.objective if item.HasField("objective") else None,
             item.uncertainty if item.HasField("uncertainty") else None,
             item.propensity if item.HasField("propensity") else None,
+            {
+                each.model: ModelPrediction(each.version, each.variant, each.ctr, each.score)
+                for each in item.models
+            }
+            or None,
         )
 
 

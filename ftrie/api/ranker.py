@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeAlias, TypeVar, Unpack, cast
@@ -26,6 +27,7 @@ from ftrie.api.messages import (
     FeatureValues,
     Filter,
     KeyContribution,
+    ModelPrediction,
     RankedItem,
     Ranking,
     RankOptions,
@@ -50,7 +52,7 @@ from server.ranking.query import Query
 from server.ranking.query import Ranking as Ranked
 from server.ranking.ranker import Ranker as ServerRanker
 from server.ranking.request import Extras, GivenFeatures, GivenFilter, Request
-from server.ranking.resolve import Call, Resolver
+from server.ranking.resolve import Call, Others, Resolver
 from server.ranking.select.filters import Cap
 from server.ranking.served import ModelHandle, ServedVersion
 from server.ranking.store_reads import Holder, Source, StoredReads, no_holder
@@ -84,6 +86,7 @@ class Ranker:
         *,
         version: int | None = None,
         experiment: Experiment | None = None,
+        beside: Mapping[str, Ranker] | None = None,
     ) -> None:
         """Build the model's trie, and code the items. O(key bytes + items · fields); the first call compiles kernels.
 
@@ -94,14 +97,17 @@ class Ranker:
         sets, user histories, and items that came later. It must stay open.
 
         version: the number in answers; default: the model's, or 0. experiment: divides requests among the variants;
-        default: the shares of the spec. Raises SpecError, InputError, FieldValueError for records that cannot be read,
-        StoreError, and ExperimentError for an experiment that does not fit the model.
+        default: the shares of the spec. beside: rankers of other models by name, which objectives may use, such as
+        "ctr * purchase.ctr"; each has its own items and users, and its present version answers.
+
+        Raises SpecError, InputError, FieldValueError for records that cannot be read, StoreError, and ExperimentError
+        for an experiment that does not fit the model.
         """
         artefact = _artefact(model)
         name, variants = artefact.spec.model.name, artefact.spec.variants
         Assignment(name, tuple(variants), [each.share for each in variants.values()], experiment)  # checks it
         self._items, self._changing = items, Lock()
-        self._resolver, late_items = _resolver(artefact.spec, items, users)
+        self._resolver, late_items = _resolver(artefact.spec, items, users, partial(_other, beside or {}))
         self._handle = ModelHandle(name, late_items)
         self._handle.serve(_bound(artefact, _version(model, version), _catalogue(artefact.spec, items)))
         self._handle.ask_for(experiment)
@@ -218,6 +224,15 @@ class Ranker:
         return query, served.ranker.rank(query), served
 
 
+def _other(beside: Mapping[str, Ranker], name: str) -> tuple[Resolver, ModelHandle] | str:
+    """A model that an objective names, see `server.ranking.resolve.Others`."""
+    # Not a method: a ranker that its own resolver refers to would outlive its last reference.
+    other = beside.get(name)
+    return (
+        (other._resolver, other._handle) if other else f"beside this ranker are {list(beside) or 'no others'}"
+    )
+
+
 class _NoDeadline:
     """In the place of the context of a gRPC call, of which resolving a request reads the deadline alone."""
 
@@ -275,7 +290,18 @@ def _items(ranking: Ranked, uncertainties: Iterable[float | None] | None) -> Ite
         objectives = [each if math.isfinite(each) else None for each in ranking.objectives.tolist()]
     propensities = none if ranking.propensities is None else ranking.propensities.tolist()
     known = none if uncertainties is None else uncertainties
-    return map(RankedItem, ranking.ids, ranking.ctr, ranking.score, objectives, known, propensities)
+    models: Iterable[Mapping[str, ModelPrediction] | None] = [None] * len(ranking.order)
+    if ranking.others:
+        models = [
+            {
+                name: ModelPrediction(
+                    other.version or 0, other.variant, float(other.ctr[at]), float(other.score[at])
+                )
+                for name, other in ranking.others.items()
+            }
+            for at in range(len(ranking.order))
+        ]
+    return map(RankedItem, ranking.ids, ranking.ctr, ranking.score, objectives, known, propensities, models)
 
 
 def _contributions(group: Group) -> Contributions:
@@ -397,7 +423,9 @@ class _RecordsInMemory:
         """None: there is no such set."""
 
 
-def _resolver(spec: ModelSpec, items: Records | None, users: Records | None) -> tuple[Resolver, LateItems]:
+def _resolver(
+    spec: ModelSpec, items: Records | None, users: Records | None, others: Others
+) -> tuple[Resolver, LateItems]:
     """What reads the users, and what looks up the items that the catalogue lacks."""
     of_items, of_users = _store_of(items), _store_of(users)
     memory: Mapping[str, Any] = {}
@@ -414,7 +442,7 @@ def _resolver(spec: ModelSpec, items: Records | None, users: Records | None) -> 
     )
     # A mapping is read again for each request, so that what the program changes in it counts at once.
     cache = Users(reads, 0) if of_users is None else Users(reads)
-    return Resolver(reads, cache), LateItems(reads)
+    return Resolver(reads, cache, others=others), LateItems(reads)
 
 
 def _store_of(records: Any) -> Store | None:

@@ -39,11 +39,15 @@ def rank(
             items = {"items": ranking.items} if more else {}
             print_json(picked(ranking, COLUMNS, ctr=[{item.id: item.ctr} for item in ranking.items]) | items)
             return
+        others = list(dict.fromkeys(name for item in ranking.items for name in item.models or ()))
         rows = [
-            (place, item.id, item.ctr, item.score, *(getattr(item, name) for name in more))
+            (
+                *(place, item.id, item.ctr, item.score, *(getattr(item, name) for name in more)),
+                *((item.models or {})[name].ctr for name in others),
+            )
             for place, item in enumerate(ranking.items, 1)
         ]
-        print_table(("rank", "item", "ctr", "score", *more), rows)
+        print_table(("rank", "item", "ctr", "score", *more, *(f"{name}.ctr" for name in others)), rows)
         known: tuple[str, ...] = ()
         if ranking.unknown_fields:
             # An answer does not list the model's fields; an explanation does, of whatever item.

@@ -71,9 +71,14 @@ class Lines:
         who = f'"cookie":{quoted(cookie)},' if cookie else ""
         # Six digits: microseconds, the precision in which the ages of the user's events were computed.
         deferred = '"event":"deferred",' if query.deferred else ""
+        by = ""
+        if shown.ranking.others:
+            # What reproduces the order: its objective here, and with each item the predictions that went into it.
+            assert query.options is not None and query.options.objective is not None
+            by = f',"objective":{quoted(query.options.objective.text)}'
         start = (
             f'{{"request_id":{quoted(query.request_id)},{deferred}"ts":{shown.time_s:.6f},{who}'
-            f'{self.heads[query.variant]},"user":{{{user}}},"context":{{{context}}},"items":['
+            f'{self.heads[query.variant]}{by},"user":{{{user}}},"context":{{{context}}},"items":['
         )
         return b"%b%b]}" % (start.encode(), items)
 
@@ -95,7 +100,7 @@ class Lines:
         chances = _NO_CHANCES
         if ranking.propensities is not None:
             chances = np.ascontiguousarray(ranking.propensities, np.float64)
-        return known.written(more, rows, ctrs, chances)
+        return known.written(more, rows, ctrs, chances, _predictions(ranking))
 
     def _inline_items(self, ranking: Ranking, rows: Array, which: list[int | str]) -> list[bytes]:
         """The texts of the items that are not wholly in the catalogue; `rows` gets their numbers, negative.
@@ -134,6 +139,16 @@ class Lines:
 
 
 _NO_CHANCES = np.empty(0)
+
+
+def _predictions(ranking: Ranking) -> Sequence[bytes]:
+    """The member `models` of each item, with a comma before it; nothing if no other model has predicted."""
+    found = list[str]()
+    for name, other in ranking.others.items():
+        head = f'{quoted(name)}:{{"version":{other.version},"variant":{quoted(other.variant)},"ctr":'
+        mine = [f"{head}{ctr!r}}}" for ctr in np.nan_to_num(other.ctr).tolist()]
+        found = mine if not found else [f"{before},{each}" for before, each in zip(found, mine, strict=True)]
+    return [f',"models":{{{each}}}'.encode() for each in found]
 
 
 def _skip_repeated(rows: Array, which: Sequence[int | str]) -> None:

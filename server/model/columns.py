@@ -279,11 +279,14 @@ class Fragments:
         members = np.array(rows, np.int32).reshape(-1, MEMBER_COLUMNS)
         return cls(values, *end_to_end(json), *end_to_end(own), end_to_end([names])[0], members)
 
-    def written(self, more: Sequence[bytes], rows: Array, ctrs: Array, chances: Array) -> bytes:
-        """The member `items` of a line. Arguments as `event_form_kernels.write_items` takes them; more: texts."""
+    def written(
+        self, more: Sequence[bytes], rows: Array, ctrs: Array, chances: Array, tails: Sequence[bytes] = ()
+    ) -> bytes:
+        """The member `items` of a line. Arguments: those of `event_form_kernels.write_items`; more, tails: texts."""
         texts, offsets = end_to_end(more) if more else _NOTHING
-        out = np.empty(room_for(*self._arrays, offsets, rows), np.uint8)
-        used = write_items(*self._arrays, texts, offsets, rows, ctrs, chances, out)
+        ends = end_to_end(tails) if tails else _NOTHING
+        out = np.empty(room_for(*self._arrays, offsets, rows) + ends[0].size, np.uint8)
+        used = write_items(*self._arrays, texts, offsets, rows, ctrs, chances, *ends, out)
         return out[:used].tobytes()
 
     @cached_property

@@ -26,8 +26,8 @@ from model_store.spec.spec import ModelSpec
 from model_store.spec.values import Value, decoded, one_scalar, parse_number, set_members
 from server.model.model import id_fields
 
-OF_THE_LINE = ("request_id", "ts", "cookie", "model", "version", "variant")
-OF_THE_ITEM = ("id", "position", "ctr", "propensity", "unknown")
+OF_THE_LINE = ("request_id", "ts", "cookie", "model", "version", "variant", "objective")
+OF_THE_ITEM = ("id", "position", "ctr", "propensity", "unknown", "models")
 """A field called `position` is learned with the position that was shown, whatever it was scored with: clicks depend on
 positions, and answers should not."""
 EMPTY = '""'

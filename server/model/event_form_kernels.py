@@ -47,14 +47,15 @@ def room_for(
 @bare_kernel
 def write_items(
     values: Any, json: Any, json_offsets: Any, own: Any, own_offsets: Any, names: Any, members: Any,
-    more: Any, more_offsets: Any, rows: Any, ctrs: Any, chances: Any, out: Any,
+    more: Any, more_offsets: Any, rows: Any, ctrs: Any, chances: Any, tails: Any, tail_offsets: Any, out: Any,
 ) -> Any:  # fmt: skip
     """Write the items, commas between them. Returns how many bytes were written.
 
     Row r ≥ 0 is an item of the catalogue: the first seven arguments, `Fragments._arrays`, have its id and its
     features. -n is the n-th text of `more`, from 1 on, more[more_offsets[n - 1] : more_offsets[n]]; SKIPPED is left
     out, and its position not given to another. more uint8; more_offsets int64; rows int32[k]; ctrs float64[k]; chances
-    float64[k], or empty where no propensity is known; out uint8 with `room_for` them.
+    float64[k], or empty where no propensity is known; tails uint8 and tail_offsets int64[k + 1], the last members of
+    each, or empty; out uint8 with `room_for` them.
     """
     catalogue = (values, json, json_offsets, own, own_offsets, names, members)
     used = 0
@@ -73,6 +74,8 @@ def write_items(
         used = _put_fraction(out, _put(out, used, _CTR), ctrs[place])
         if chances.size:
             used = _put_fraction(out, _put(out, used, _PROPENSITY), chances[place])
+        if tails.size:
+            used = copied(tails, tail_offsets[place], tail_offsets[place + 1], out, used)
         used = _put(out, used, _CLOSE)
     return used
 

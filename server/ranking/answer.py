@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ctr.v1.ranking_pb2 import RankedItem, RankResponse
+from ctr.v1.ranking_pb2 import ModelPrediction, RankedItem, RankResponse
 from server.errors import Degradation
 from server.model.columns import ItemIds
 from server.ranking.query import Query, Ranking
@@ -70,4 +70,11 @@ def item_messages(ranking: Ranking) -> list[RankedItem]:
     if ranking.propensities is not None:
         for item, number in zip(found, ranking.propensities.tolist(), strict=True):
             item.propensity = number
+    for name, other in ranking.others.items():
+        for item, ctr, score in zip(found, other.ctr.tolist(), other.score.tolist(), strict=True):
+            item.models.append(
+                ModelPrediction(
+                    model=name, version=other.version, variant=other.variant, ctr=ctr, score=score
+                )
+            )
     return found

@@ -67,7 +67,9 @@ def with_item_values(
         tail = served.ranker.item_tokens(more)
         tokens = _below(tokens, tail)
     own = {name: values[name] for name in per_request}
-    return Candidates(candidates.ids, rows, items, tokens, candidates.unknown, candidates.rows, own)
+    return Candidates(
+        candidates.ids, rows, items, tokens, candidates.unknown, candidates.rows, own, candidates.asked
+    )
 
 
 class ComputedItems(Sequence[InlineItem]):

@@ -7,7 +7,7 @@ Query and the Ranking, never the message.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy.typing as npt
@@ -53,11 +53,29 @@ class Candidates(NamedTuple):
     over them, else as in rows; None if there are none."""
     computed: Mapping[str, Array] = {}
     """float64 by field, one for each of ids: the values that were computed with the request, NaN for none."""
+    asked: Array | None = None
+    """int64, one for each of ids: its place in the request; None where they have the request's order."""
 
     def ids_at(self, places: Array) -> list[str]:
         """The ids at these places, an array of integers."""
         ids = self.ids
         return ids.at(places) if isinstance(ids, ItemIds) else [ids[place] for place in places.tolist()]
+
+
+class OtherModel(NamedTuple):
+    """What another model that the objective names predicts: ctr and score float64, one for each candidate.
+
+    version: None for a model that does not answer here now; its predictions are NaN.
+    """
+
+    version: int | None
+    variant: str
+    ctr: Array
+    score: Array
+
+    def at(self, places: Array) -> OtherModel:
+        """The predictions at these places."""
+        return self._replace(ctr=self.ctr[places], score=self.score[places])
 
 
 class Query(NamedTuple):
@@ -68,7 +86,7 @@ class Query(NamedTuple):
     unknown_items: named ids that neither catalogue nor store has; both as the answer lists them. degraded: what was
     left out or is stale. is_forced: the request named its variant. size: bytes of the message. store_ns: how long
     completing the user's features took; completed_ns: when that ended (perf_counter_ns). time_us: since 1970, the time
-    that histories were taken at; 0 without any.
+    that histories were taken at; 0 without any. others: by name, the models that the objective names.
     """
 
     features: RequestFeatures
@@ -89,6 +107,7 @@ class Query(NamedTuple):
     store_ns: int = 0
     completed_ns: int = 0
     time_us: int = 0
+    others: Mapping[str, OtherModel] = {}
 
 
 @dataclass(slots=True)
@@ -111,7 +130,7 @@ class Ranking:
 
     order int64[k]; ctrs and scores float64[k], and so are objectives, uncertainties and propensities where they are
     asked for. notes: what the answer's `degraded` must say of them. knows_user: whether the model has a key of the
-    user's fields (`scoring_kernels.rank`).
+    user's fields (`scoring_kernels.rank`). others: predictions of the items by the other models that answered.
     """
 
     candidates: Candidates
@@ -124,6 +143,7 @@ class Ranking:
     notes: Sequence[Degradation] = ()
     shadows: Sequence[ShadowRanking] = ()
     knows_user: bool = True
+    others: Mapping[str, OtherModel] = field(default_factory=dict)
 
     @property
     def has_more(self) -> bool:

@@ -129,7 +129,9 @@ class Ranker:
         else:
             of_items = candidates.rows, candidates.items, candidates.stored, candidates.computed
             columns = CandidateColumns(self._catalogue, candidates.ids, *of_items)
-            chosen = options.select(scored, columns, candidates.ids, query.top_k, query.request_id, until_s)
+            chosen = options.select(
+                scored, columns, candidates.ids, query.top_k, query.request_id, until_s, query.others
+            )
             ranking = Ranking(
                 candidates,
                 chosen.order,
@@ -140,9 +142,18 @@ class Ranker:
                 chosen.propensity,
                 chosen.notes,
             )
+        if query.others:
+            answering = {name: each for name, each in query.others.items() if each.version is not None}
+            ranking.others = {name: each.at(ranking.order) for name, each in answering.items()}
         ranking.shadows = [_shadow(v, each, ranking) for v, each in zip(shadows, of_shadows, strict=True)]
         ranking.knows_user = knows_user
         return ranking
+
+    def predict(self, query: Query) -> tuple[Array, Array]:
+        """Click rate and score of each candidate in order, float64 each, bit for bit as `rank` has them."""
+        curve = self._curves.choose(query.variant, query.features.tokens)
+        (scored, *_), _ = self._scored(query, curve)
+        return scored.ctr(scored.latent), scored.score
 
     def names_user(self, query: Query) -> bool:
         """Whether a query says who its user is: by a cookie, or by a value of one of the user's fields.

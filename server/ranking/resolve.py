@@ -11,13 +11,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, takewhile
 from time import perf_counter_ns
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from model_store.errors import FieldValueError
 from model_store.features.features import FeaturePlan
 from model_store.features.history import UserHistory
 from model_store.spec.values import Value
-from server.errors import CandidateSetNotFound, Degradation, InvalidRequest
+from server.errors import CandidateSetNotFound, Degradation, InvalidRequest, ModelNotServed
 from server.model.columns import InlineItem
 from server.ranking.candidates import LATE_PART, CandidateSets
 from server.ranking.derived import item_values, read_history, user_values, with_item_values
@@ -30,7 +33,7 @@ from server.ranking.limits import (
     check_id,
     is_id,
 )
-from server.ranking.query import Candidates, Query, RequestFeatures
+from server.ranking.query import Candidates, OtherModel, Query, RequestFeatures
 from server.ranking.request import (
     Received,
     Request,
@@ -46,6 +49,9 @@ from server.ranking.request import (
 from server.ranking.served import ModelHandle, ServedVersion
 from server.ranking.store_reads import SHORTEST_WAIT_S, StoredReads, Timed
 from server.ranking.users import PendingRead, Users
+
+Array = npt.NDArray[Any]
+OTHERS_PART = "other_models"
 
 
 @dataclass(slots=True, repr=False)
@@ -73,7 +79,8 @@ class Call:
     """One call: its message, and the version that answers it. For one thread.
 
     until_s: its deadline on the monotonic clock. prefetched: what was done for it before, by the same version.
-    degraded: the notes so far. history: the user's, if known. store_ns, completed_ns, time_us: see `Query`.
+    degraded: the notes so far. history: the user's, if known. store_ns, completed_ns, time_us: see `Query`. named: the
+    candidates that are named, for a call that asks a model beside the one that answers what it predicts of them.
     """
 
     message: Request
@@ -89,18 +96,28 @@ class Call:
     completed_ns: int = 0
     time_us: int = 0
     history: UserHistory | None = None
+    named: Sequence[str] | None = None
+
+
+Others = Callable[[str], "tuple[Resolver, ModelHandle] | str"]
+"""A model beside the one that answers, by name, and what makes its queries; or why there is none of this name."""
 
 
 class Resolver:
     """Makes the queries of one worker. Shared by every thread of the server."""
 
     def __init__(
-        self, reads: StoredReads, users: Users, wants_shadows: Callable[[str], bool] | None = None
+        self,
+        reads: StoredReads,
+        users: Users,
+        wants_shadows: Callable[[str], bool] | None = None,
+        others: Others = lambda name: "there is no other model here",
     ) -> None:
         """wants_shadows: whether the shadows of a request with this id are scored. Without it none are."""
         self._reads, self._sets = reads, CandidateSets(reads)
         self._users = users
         self._wants_shadows = wants_shadows
+        self._others = others
 
     def forget(self) -> None:
         """Keep no user and no candidate set that the store lacks."""
@@ -153,7 +170,10 @@ class Resolver:
         return again, ready
 
     def resolve(self, call: Call) -> Query:
-        """The query. Raises InvalidRequest, FieldValueError, CandidateSetNotFound, StoreUnavailable, DeadlinePassed."""
+        """The query. Raises InvalidRequest, FieldValueError, CandidateSetNotFound, StoreUnavailable, DeadlinePassed.
+
+        And ModelNotServed where the request's own objective names a model that is not served here.
+        """
         message, served = call.message, call.served
         derived, histories = served.derived, served.histories
         plain = _plain(message, served) if call.prefetched is None else call.prefetched.plain
@@ -161,7 +181,7 @@ class Resolver:
         top_k = check_top_k(message.top_k)
         named, inline = message.item_ids, read_inline(message, served.schema)
         if inline is None:
-            named, inline = self._members(call), []
+            named, inline = self._members(call) if call.named is None else call.named, []
         if call.explain and len(named) + len(inline) > MAX_EXPLAINED:
             raise InvalidRequest(
                 "request",
@@ -170,12 +190,13 @@ class Resolver:
         check_id("request_id", call.request_id)
         cookie = check_id("cookie", message.cookie)
         assignment = call.model.assigned(served)
-        extras = message.extras
+        # A model that is asked beside another orders nothing: its variant is by its own experiment alone.
+        extras = message.extras if call.named is None else None
         forced = None if extras is None else variant_named(extras.variant, served.variant_of)
         # Without a cookie each request is drawn for itself, by its id.
         variant = assignment.choose(cookie or call.request_id) if forced is None else forced
         options = None
-        if assignment.objective or extras is not None:
+        if (assignment.objective or extras is not None) and call.named is None:
             options = read_options(extras, assignment.objective, call.until_s)
         try:
             features = self._features(call, cookie, plain, own)
@@ -186,7 +207,7 @@ class Resolver:
                 raise wrong from error
             raise
         if candidates.unknown:
-            if extras is None or not extras.candidate_set:
+            if message.extras is None or not message.extras.candidate_set:
                 check_unknown(named, candidates.unknown)
             candidates = _with_late_items(call, candidates, named, inline)
         of_history = None
@@ -197,11 +218,17 @@ class Resolver:
         unknown_fields = features.unknown
         if inline and (odd := unknown_item_fields(inline, served.schema)):
             unknown_fields = list(dict.fromkeys([*unknown_fields, *odd]))
+        others: Mapping[str, OtherModel] = _NO_OTHERS
+        if options is not None and options.objective is not None and options.objective.models:
+            is_own = extras is not None and bool(extras.objective)
+            models = options.objective.models
+            others, unknown_fields = self._asked(call, models, named, candidates, unknown_fields, is_own)
         unknown_items = candidates.unknown
         if unknown_items or unknown_fields or len(call.degraded) > MAX_DEGRADED:
             unknown_items, unknown_fields = _bounded(call, unknown_items, unknown_fields)
         shadows: tuple[int, ...] = ()
-        if assignment.shadows and self._wants_shadows is not None and self._wants_shadows(call.request_id):
+        wants = self._wants_shadows if call.named is None else None
+        if assignment.shadows and wants is not None and wants(call.request_id):
             shadows = assignment.shadows_beside(variant)
         return Query(
             features,
@@ -222,7 +249,63 @@ class Resolver:
             call.store_ns,
             call.completed_ns,
             call.time_us,
+            others,
         )
+
+    def _asked(
+        self,
+        call: Call,
+        models: Sequence[str],
+        named: Sequence[str],
+        candidates: Candidates,
+        unknown_fields: Sequence[str],
+        is_own: bool,
+    ) -> tuple[dict[str, OtherModel], Sequence[str]]:
+        """What other models predict of the candidates, and the fields that none of all the models knows.
+
+        Each resolves the same request by its own spec, in its own version. One that cannot answer has no value, which
+        the answer says; is_own: the request's own objective names them, so that one not served here is its mistake.
+        """
+        found: dict[str, OtherModel] = {}
+        for name in models:
+            other = (self, call.model) if name == call.served.name else self._others(name)
+            if isinstance(other, str):
+                if is_own:
+                    raise ModelNotServed(f"objective: it names the model {name!r}; {other}")
+                why, served = other, None
+            else:
+                resolver, model = other
+                # Read once: one version predicts for all candidates.
+                why, served = model.why_not_ready, model.served
+            if served is None:
+                nothing = np.full(len(candidates.ids), np.nan)
+                found[name] = OtherModel(None, "", nothing, nothing)
+                call.degraded.append(Degradation.absent(OTHERS_PART, f"{name}: {why}"))
+                continue
+            query = resolver.resolve(
+                Call(
+                    call.message,
+                    call.request_id,
+                    call.context,
+                    model,
+                    served,
+                    until_s=call.until_s,
+                    named=named,
+                )
+            )
+            notes = [*query.degraded, *model.degraded]
+            call.degraded += [
+                each._replace(part=OTHERS_PART, detail=f"{name}: {each}")
+                for each in notes
+                if each not in call.degraded
+            ]
+            known = frozenset(query.unknown_fields)
+            unknown_fields = [field for field in unknown_fields if field in known]
+            ctr, score = served.ranker.predict(query)
+            predicted = OtherModel(served.version, served.variant_names[query.variant], ctr, score)
+            places = _places(candidates, query.candidates)
+            found[name] = predicted if places is None else predicted.at(places)
+        return found, unknown_fields
 
     def _members(self, call: Call) -> Sequence[str]:
         """The ids in the candidate set that the request names."""
@@ -268,6 +351,7 @@ class Resolver:
 
 
 _NO_VALUES: Mapping[str, Value] = {}
+_NO_OTHERS: Mapping[str, OtherModel] = {}
 
 
 def _plain(message: Request, served: ServedVersion) -> PlainTokens | None:
@@ -321,7 +405,21 @@ def _with_late_items(
             call.degraded += notes
             late.append((item, record))
     # Located again, now with the late ones as inline items: their tokens are made as a request's are.
-    return _located(call.served, [item for item in named if item not in records], [*inline, *late])
+    is_late = np.array([item in records for item in named], np.bool_)
+    places = np.arange(len(named) + len(inline))
+    asked = np.concatenate([places[: len(named)][~is_late], places[len(named) :], np.flatnonzero(is_late)])
+    found = _located(call.served, [item for item in named if item not in records], [*inline, *late])
+    return found._replace(asked=asked)
+
+
+def _places(of: Candidates, among: Candidates) -> Array | None:
+    """Where the candidates `of` one query are `among` those of another of the same request; None where they are."""
+    if of.asked is among.asked is None:
+        return None
+    places = np.arange(len(among.ids))
+    by_request = np.empty(len(places), np.int64)
+    by_request[places if among.asked is None else among.asked] = places
+    return by_request if of.asked is None else by_request[of.asked]
 
 
 def _fitting(

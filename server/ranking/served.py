@@ -119,6 +119,13 @@ class ModelHandle:
         """Some of the latest queries; the next version is warmed with them."""
         self._keep_after_ns = 0
 
+    @property
+    def why_not_ready(self) -> str:
+        """Why there is no version to answer with, while there is none."""
+        if self.lacking:
+            return f"model {self.name!r} is not served here: {self.lacking}"
+        return f"model {self.name!r} is still loading, or no version of it is active"
+
     def serve(self, served: ServedVersion) -> None:
         """Swap. Requests that have begun finish with the version that they read."""
         with self._changing:

@@ -13,6 +13,7 @@ import grpc
 import structlog
 
 from ctr.v1.ranking_pb2 import DESCRIPTOR
+from model_store.errors import listed
 from server.errors import (
     DeadlinePassed,
     InvalidRequest,
@@ -62,7 +63,7 @@ class RankingService:
         self._shadow_log = shadow_log
         self._impressions = impressions
         wants_shadows = shadow_log.wants if shadow_log is not None else None
-        self._resolver = Resolver(reads, users or Users(reads, meter=self._meter), wants_shadows)
+        self._resolver = Resolver(reads, users or Users(reads, meter=self._meter), wants_shadows, self._other)
         self.draining = False
 
     def forget(self) -> None:
@@ -197,6 +198,15 @@ class RankingService:
         )
         return answer
 
+    def _other(self, name: str) -> tuple[Resolver, ModelHandle] | str:
+        """A model that an objective names, see `server.ranking.resolve.Others`."""
+        model = self._models.get(name)
+        return (
+            (self._resolver, model)
+            if model is not None
+            else f"this server serves {listed(self._models, name)}"
+        )
+
     def _label(self, model: str) -> str:
         """The model of a failed request in the metrics: one that is served here, or ""."""
         return model if model in self._models else self._only.name if self._only and not model else ""
@@ -204,6 +214,4 @@ class RankingService:
     def _not_ready(self, model: ModelHandle) -> NotReady:
         if self.draining:
             return NotReady("this server is draining; call another one, or its successor")
-        if model.lacking:
-            return NotReady(f"model {model.name!r} is not served here: {model.lacking}")
-        return NotReady(f"model {model.name!r} is still loading, or no version of it is active")
+        return NotReady(model.why_not_ready)

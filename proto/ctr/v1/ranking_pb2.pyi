@@ -161,20 +161,36 @@ class Thompson(_message.Message):
     def __init__(self, width: _Optional[float] = ...) -> None: ...
 
 class RankedItem(_message.Message):
-    __slots__ = ("id", "ctr", "score", "objective", "uncertainty", "propensity")
+    __slots__ = ("id", "ctr", "score", "objective", "uncertainty", "propensity", "models")
     ID_FIELD_NUMBER: _ClassVar[int]
     CTR_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
     OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
     UNCERTAINTY_FIELD_NUMBER: _ClassVar[int]
     PROPENSITY_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
     id: str
     ctr: float
     score: float
     objective: float
     uncertainty: float
     propensity: float
-    def __init__(self, id: _Optional[str] = ..., ctr: _Optional[float] = ..., score: _Optional[float] = ..., objective: _Optional[float] = ..., uncertainty: _Optional[float] = ..., propensity: _Optional[float] = ...) -> None: ...
+    models: _containers.RepeatedCompositeFieldContainer[ModelPrediction]
+    def __init__(self, id: _Optional[str] = ..., ctr: _Optional[float] = ..., score: _Optional[float] = ..., objective: _Optional[float] = ..., uncertainty: _Optional[float] = ..., propensity: _Optional[float] = ..., models: _Optional[_Iterable[_Union[ModelPrediction, _Mapping]]] = ...) -> None: ...
+
+class ModelPrediction(_message.Message):
+    __slots__ = ("model", "version", "variant", "ctr", "score")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    VARIANT_FIELD_NUMBER: _ClassVar[int]
+    CTR_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    version: int
+    variant: str
+    ctr: float
+    score: float
+    def __init__(self, model: _Optional[str] = ..., version: _Optional[int] = ..., variant: _Optional[str] = ..., ctr: _Optional[float] = ..., score: _Optional[float] = ...) -> None: ...
 
 class Degradation(_message.Message):
     __slots__ = ("reason", "part", "detail")

@@ -5,7 +5,8 @@
     product   := sign (("*" | "/") sign)*
     sign      := "-" sign | power
     power     := atom ["**" sign]                     to the right, and tighter than a sign before it: -2 ** 2 is -4
-    atom      := NUMBER | NAME | `FIELD` | NAME "(" objective ("," objective)* ")" | "(" objective ")"
+    atom      := NUMBER | NAME | `FIELD` | MODEL.ctr | MODEL.score | NAME "(" objective ("," objective)* ")"
+               | "(" objective ")"
 
 Parsing is recursive descent with bounds on length, steps and depth. No text of a request is ever run as Python.
 """
@@ -14,9 +15,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -54,17 +55,29 @@ class Objective:
         loads = (step for step in self.program if isinstance(step, Load) and not step.is_prediction)
         return tuple(dict.fromkeys(step.name for step in loads))
 
+    @cached_property
+    def models(self) -> tuple[str, ...]:
+        """The other models it names, each once, in the order of the text."""
+        loads = (step for step in self.program if isinstance(step, Load) and step.model)
+        return tuple(dict.fromkeys(step.model for step in loads))
+
     @property
     def uses_uncertainty(self) -> bool:
         """Whether it names the prediction's uncertainty."""
         return Load("uncertainty", True) in self.program
 
     def evaluate(
-        self, score: Array, ctr: Array, uncertainty: Array | None, field: Callable[[str], Array]
+        self,
+        score: Array,
+        ctr: Array,
+        uncertainty: Array | None,
+        field: Callable[[str], Array],
+        others: Mapping[str, Any] | None = None,
     ) -> Array:
         """Its value for every candidate, float64, in the shape of `score`; NaN where a value is missing.
 
-        score, ctr: float64[..., candidates]; uncertainty and what `field` gives for a name: float64[candidates].
+        score, ctr: float64[..., candidates]; uncertainty and what `field` gives for a name: float64[candidates], and so
+        are ctr and score of `others`, the predictions of each of `models`.
         Never raises for any number: what cannot be computed is NaN or infinite. O(steps · candidates).
         """
         predictions = {"score": score, "ctr": ctr, "uncertainty": uncertainty}
@@ -75,7 +88,11 @@ class Objective:
                     # Not Python's float, which raises for 1 / 0 and 1e300 ** 2; numpy's gives infinity or NaN.
                     stack.append(np.float64(step.value))
                 elif isinstance(step, Load):
-                    stack.append(predictions[step.name] if step.is_prediction else field(step.name))
+                    if step.model:
+                        assert others is not None
+                        stack.append(getattr(others[step.model], step.name))
+                    else:
+                        stack.append(predictions[step.name] if step.is_prediction else field(step.name))
                 else:
                     _apply(step, stack)
         # An objective without scores or fields is one number.
@@ -145,6 +162,8 @@ MULTIPLICATIVE: dict[str, Callable[..., Array]] = {"*": np.multiply, "/": np.div
 
 PREDICTIONS = ("ctr", "score", "uncertainty")
 """Names that stand for the prediction. An item field of such a name is reached in `backquotes`."""
+OF_OTHERS = ("ctr", "score")
+"""What NAME.ctr and NAME.score mean of another model; so an item field of such a name too is in `backquotes`."""
 
 _AN_OPERAND = "a number, a name, a function, - or ("
 
@@ -156,10 +175,11 @@ class Push(NamedTuple):
 
 
 class Load(NamedTuple):
-    """Put a column on the stack: a prediction, or else an item's field."""
+    """Put a column on the stack: a prediction, of this model or of another one that is named, or an item's field."""
 
     name: str
     is_prediction: bool
+    model: str = ""
 
 
 class Apply(NamedTuple):
@@ -237,12 +257,19 @@ class _Parser:
             self._add(Push(self._number()))
         elif token.kind == "field":
             self._add(Load(self._take().text, False))
+        elif token.kind == "other":
+            model, _, name = self._take().text[1:].rpartition("`.")
+            self._add(Load(name, True, model))
         elif token.kind == "name":
             self._take()
             if self.next.text == "(" and self.next.kind == "operator":
                 self._call(token)
             else:
-                self._add(Load(token.text, token.text in PREDICTIONS))
+                model, dot, name = token.text.rpartition(".")
+                of_other = bool(dot) and name in OF_OTHERS
+                self._add(
+                    Load(name, True, model) if of_other else Load(token.text, token.text in PREDICTIONS)
+                )
         elif self._skip("("):
             self.objective()
             self._expect(")", "an operator or )")
@@ -319,13 +346,14 @@ def _counted(function: Function) -> str:
 # -- tokens
 
 
-Kind = Literal["number", "name", "field", "operator", "end"]
+Kind = Literal["number", "name", "other", "field", "operator", "end"]
 
 # [0-9] and not \d, which takes the digits of every script.
 _TOKEN = re.compile(
     r"""\s*(?:
       (?P<number>(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)
     | (?P<name>[A-Za-z_][A-Za-z0-9_.]*)
+    | (?P<other>`[^`]+`\.(?:ctr|score)(?![A-Za-z0-9_.]))
     | `(?P<field>[^`]+)`
     | (?P<operator>\*\*|\?\?|[-+*/(),])
     )""",

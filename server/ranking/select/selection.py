@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -121,16 +121,19 @@ class Options:
         top_k: int | None,
         request_id: str,
         until_s: float = math.inf,
+        others: Mapping[str, Any] | None = None,
     ) -> Selection:
         """Select from all candidates of a request; `ids` in the same order. Equal candidates keep that order.
 
+        others: predictions of all candidates by each model that the objective names (`query.OtherModel`).
         Raises DeadlinePassed between two steps after `until_s` (monotonic).
         """
         # Candidates that fail a condition are left out first: they take no place in caps, and count in no propensity.
         kept = self._kept(candidates, until_s)
         some = scored.part(kept)
         score, latent = self._moved(some, ids, kept, request_id)
-        valued = self._valued(some, candidates, kept)
+        others = {name: other.at(kept) for name, other in others.items()} if others else {}
+        valued = self._valued(some, candidates, kept, others)
         value = valued(score, latent)
         key = order_key(value, latent)
         order = np.argsort(-key, kind="stable")
@@ -139,7 +142,7 @@ class Options:
         groups = _within(Groups.of(self.caps, candidates), kept) if self.caps else None
         taken = order[:top] if groups is None else groups.take(order, top)
         check_deadline(until_s)
-        notes = [] if self.objective is None else self._notes(self.objective, value, candidates, kept)
+        notes = [] if self.objective is None else self._notes(self.objective, value, candidates, kept, others)
         return Selection(
             order=kept[taken],
             # The model's own rate, not that of moved scores, so that logged answers show what the model predicts.
@@ -170,25 +173,35 @@ class Options:
         moved = self.exploration.explored(some.score, some.uncertainty, names, request_id)
         return moved, some.latent_of(moved)
 
-    def _valued(self, some: Scored, candidates: CandidateColumns, kept: Array) -> Valued:
+    def _valued(
+        self, some: Scored, candidates: CandidateColumns, kept: Array, others: Mapping[str, Any]
+    ) -> Valued:
         """The objective's value; the items' fields are read once."""
         objective = self.objective
         if objective is None:
             return lambda score, latent: latent
         columns = {name: candidates.numbers(name)[kept] for name in objective.fields}
         return lambda score, latent: objective.evaluate(
-            score, some.ctr(latent), some.uncertainty, columns.__getitem__
+            score, some.ctr(latent), some.uncertainty, columns.__getitem__, others
         )
 
     def _notes(
-        self, objective: Objective, value: Array, candidates: CandidateColumns, kept: Array
+        self,
+        objective: Objective,
+        value: Array,
+        candidates: CandidateColumns,
+        kept: Array,
+        others: Mapping[str, Any],
     ) -> list[Degradation]:
         with np.errstate(invalid="ignore"):
             bad = ~(np.abs(value) <= LARGEST)
         if not bad.any():
             return []
         lacking = [name for name in objective.fields if np.isnan(candidates.numbers(name)[kept][bad]).any()]
+        absent = [name for name, other in others.items() if other.version is None]
         why = f": no number in {', '.join(map(repr, lacking))}" if lacking else ": the result is not finite"
+        if absent:
+            why = f": no prediction of the model {', '.join(map(repr, absent))}"
         count = np.count_nonzero(bad)
         return [
             Degradation.no_value(f"{count} of {len(kept)} candidates have no value and are ranked last{why}")

@@ -21,7 +21,12 @@ CATALOGUE = Catalogue.build(FORM.plan, whole_spec.ITEMS.items(), FORM)
 
 
 def written(
-    catalogue: Catalogue | None, more: list[bytes], rows: list[int], ctrs: Rates, chances: Rates
+    catalogue: Catalogue | None,
+    more: list[bytes],
+    rows: list[int],
+    ctrs: Rates,
+    chances: Rates,
+    tails: list[bytes] | tuple[()] = (),
 ) -> Any:
     known = NO_FRAGMENTS if catalogue is None else catalogue.fragments
     assert known is not None
@@ -36,18 +41,22 @@ def written(
     )
     places, (data, offsets) = np.array(rows, np.int32), end_to_end(more)
     out = np.empty(room_for(*arrays, offsets, places), np.uint8)
-    used = write_items(*arrays, data, offsets, places, np.array(ctrs), np.array(chances), out)
+    ends, end_offsets = end_to_end(tails)
+    out = np.empty(out.size + ends.size, np.uint8)
+    arguments = np.array(ctrs), np.array(chances), ends, end_offsets
+    used = write_items(*arrays, data, offsets, places, *arguments, out)
     assert used <= out.size
-    assert known.written(more, places, np.array(ctrs), np.array(chances)) == out[:used].tobytes()
+    assert known.written(more, places, *arguments[:2], tails) == out[:used].tobytes()
     return json.loads(b"[%b]" % out[:used].tobytes())
 
 
 @given(
     st.lists(st.tuples(st.sampled_from([0, 1, 2, 3, 4, -1, -2, SKIPPED]), RATES, RATES), max_size=130),
     st.booleans(),
+    st.booleans(),
 )
 def test_items_are_their_features_with_position_and_numbers(
-    shown: list[tuple[int, float, float]], with_chances: bool
+    shown: list[tuple[int, float, float]], with_chances: bool, with_models: bool
 ) -> None:
     known = [FORM.shown(item_id, fitting(record)).encode() for item_id, record in whole_spec.ITEMS.items()]
     more = [b'"id":"c"', b'"id":"d","features":{}']
@@ -58,8 +67,10 @@ def test_items_are_their_features_with_position_and_numbers(
         if row != SKIPPED:
             item = json.loads(b"{%b}" % (known[row] if row >= 0 else more[-row - 1]))
             item |= {"position": place + 1, "ctr": ctrs[place]}
-            expected.append(item | ({"propensity": chances[place]} if chances else {}))
-    found = written(CATALOGUE, more, rows, ctrs, chances)
+            item |= {"propensity": chances[place]} if chances else {}
+            expected.append(item | ({"models": place} if with_models else {}))
+    tails = [b',"models":%d' % place for place in range(len(rows))] if with_models else []
+    found = written(CATALOGUE, more, rows, ctrs, chances, tails)
     for item, of in zip(found, expected, strict=True):
         for name in ("ctr", "propensity"):
             if name in of:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,11 @@ def test_names_are_predictions_and_item_fields() -> None:
     assert value("`ctr` + ctr") == [9.5, 9.7, 9.25]
     columns = np.array([1.0, 2.0, 3.0])
     assert value("`my-bid (€)` * 2", **{"my-bid (€)": columns}) == [2.0, 4.0, 6.0]
+    others = {"purchase": SimpleNamespace(ctr=CTR, score=SCORE), "my-model.v2": SimpleNamespace(ctr=CTR / 2)}
+    objective = Objective.of("purchase.ctr + purchase.score * `my-model.v2`.ctr + `purchase.ctr`")
+    assert (objective.models, objective.fields) == (("purchase", "my-model.v2"), ("purchase.ctr",))
+    found = objective.evaluate(SCORE, CTR, None, {"purchase.ctr": columns}.__getitem__, others)
+    assert found.tolist() == (CTR + SCORE * CTR / 2 + columns).tolist()
     # A name without parentheses is a field even if a function has it.
     assert value("min + 1", min=columns) == [2.0, 3.0, 4.0]
 
