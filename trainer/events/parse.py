@@ -321,7 +321,9 @@ def _positions(raw: Raw, what: npt.NDArray[np.uint8]) -> Ints:
     seen = np.flatnonzero((what == SEEN) & (raw.lengths < 0))
     if seen.size:
         given = raw.position.take(pa.array(seen)).dictionary_encode()
-        right = (text.isdigit() and len(text) < 10 and int(text) for text in given.dictionary.to_pylist())
+        texts = given.dictionary.to_pylist()
+        # isdigit() alone is true of "²", which int() refuses.
+        right = (text.isascii() and text.isdigit() and len(text) < 10 and int(text) for text in texts)
         known = np.array([*(number or -1 for number in right), 0])  # the last one for null
         position[seen] = known[given.indices.fill_null(-1).to_numpy(zero_copy_only=False)]
     return position

@@ -296,6 +296,7 @@ REASONS = [
     (told(event="seen", position=2), 'event "seen": got item and position, expected one of them'),
     (of_list("seen", position=0), 'position: got "0", expected a whole number of 1 or more'),
     (of_list("seen", position=1.5), 'position: got "1.5", expected a whole number of 1 or more'),
+    (of_list("seen", position="²"), 'position: got "²", expected a whole number of 1 or more'),
     (of_list("seen", position=[2]), "position: got a list, expected text, a number or a boolean"),
     (of_list("seen"), "got neither items nor item, expected items (an impression) or item (feedback)"),
     (told(event={}), "event: got an object, expected text or a whole number"),
