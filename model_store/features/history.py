@@ -24,8 +24,8 @@ from model_store.errors import UnreadableValue
 from model_store.spec.sections import MOST_HISTORY, Happening, seconds_of
 from model_store.spec.spec import ModelSpec
 
-KINDS: tuple[Happening, ...] = ("seen", "clicked", "converted")
-SEEN, CLICKED, CONVERTED = range(len(KINDS))
+KINDS: tuple[Happening, ...] = ("seen", "clicked", "converted", "viewed")
+SEEN, CLICKED, CONVERTED, VIEWED = range(len(KINDS))
 DEFAULT_LAST = 10
 # As long as an id may be; a length is stored in 16 bits.
 LONGEST_TEXT = 4096
@@ -35,8 +35,8 @@ KEPT_US = 30 * 86_400_000_000
 ITEM = ""
 """The name of the column of item ids."""
 
-HistoryValue: TypeAlias = "list[bytes] | float | None"
-"""Texts for measure = "last"; else a number, None for the age of an event that never happened."""
+HistoryValue: TypeAlias = "list[bytes] | dict[bytes, float] | float | None"
+"""Texts for measure = "last"; for "counts" a number for each; else one, None for the age of what never happened."""
 
 _MAGIC, _VERSION = b"fh", 1
 # "<": the same bytes on every machine, and no padding.
@@ -49,7 +49,8 @@ class HistoryField:
     """A field computed from a history.
 
     name, source: of the field and of its column in a log; kind: an index into KINDS; of: an index into the plan's
-    columns; within_us: 0 for all events; last: how many values; is_item: of a candidate, not of the user alone.
+    columns; within_us: 0 for all events; last: how many values; half_life_s: 0 if events do not fade; is_item: of a
+    candidate, not of the user alone.
     """
 
     name: str
@@ -60,6 +61,7 @@ class HistoryField:
     last: int
     within_us: int
     is_item: bool
+    half_life_s: int = 0
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,7 @@ class HistoryPlan:
                 each.last or DEFAULT_LAST,
                 1_000_000 * seconds_of(each.within) if each.within is not None else 0,
                 each.side == "item",
+                seconds_of(each.half_life) if each.half_life is not None else 0,
             )
             for name, each in named.items()
         )
@@ -169,6 +172,8 @@ class UserHistory:
             return float(stop - first)
         if wanted.measure == "age":
             return (now_us - events.times[stop - 1]) / 1e6 if stop > first else None
+        if wanted.measure == "counts":
+            return self._counts(wanted, events, slice(first, stop), now_us)
         # A dictionary as a set in order: the latest event of each text counts, newest first.
         found: dict[bytes, None] = {}
         for text in reversed(events.texts[wanted.of][first:stop]):
@@ -177,6 +182,17 @@ class UserHistory:
                 if len(found) == wanted.last:
                     break
         return list(found)
+
+    @staticmethod
+    def _counts(wanted: HistoryField, events: Events, part: slice, now_us: int) -> dict[bytes, float]:
+        """How often each text occurs; an event counts half as much for each half-life of its age. Oldest first."""
+        counts: dict[bytes, float] = {}
+        for text, time_us in zip(events.texts[wanted.of][part], events.times[part], strict=True):
+            if text:
+                age = (now_us - time_us) / 1e6
+                weight = 0.5 ** (age / wanted.half_life_s) if wanted.half_life_s else 1.0
+                counts[text] = counts.get(text, 0.0) + weight
+        return counts
 
     def of_items(self, wanted: HistoryField, now_us: int) -> Mapping[bytes, float]:
         """The values of a field of the candidate, by the text that a candidate shares: `absent` for all others."""
@@ -232,7 +248,7 @@ def absent(wanted: HistoryField) -> float | None:
     return 0.0 if wanted.measure == "count" else None
 
 
-_NOTHING: Mapping[str, HistoryValue] = {"last": [], "count": 0.0, "age": None}
+_NOTHING: Mapping[str, HistoryValue] = {"last": [], "count": 0.0, "age": None, "counts": {}}
 _NO_VALUES: Mapping[bytes, float] = {}
 
 

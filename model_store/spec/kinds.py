@@ -106,15 +106,41 @@ class Category(Kind):
 
 
 class Set(Kind):
-    """A value is several categories, which may have an x."""
+    """A value is several categories, which may have an x.
+
+    With a scale or a bucket a set says how often or how much: a member's x is scaled, or becomes part of its token.
+    """
 
     name = "set"
-    options = ("separator",)
+    options: ClassVar[tuple[str, ...]] = ("separator", "bucket", "scale")
     form = "set"
     is_list = True
 
+    def __init__(self, field: FieldSpec) -> None:
+        super().__init__(field)
+        self.of_x = Number(field) if field.scale is not None or field.bucket is not None else None
+
+    @classmethod
+    def check(cls, field: FieldSpec) -> None:
+        """The x of a member is transformed in one way, which learns nothing."""
+        Number.check(field)
+        if field.learns:
+            way = f'scale = "{field.scale}"' if field.scale else f'bucket = "{field.bucket}"'
+            raise ValueError(
+                f'{way} belongs to kind = "number"; a set takes scale = "log1p" or "sqrt", or bucket = "log" or edges'
+            )
+
     def tokens(self, value: Value) -> tuple[Token, ...]:
         """A token for each member."""
+        if (of_x := self.of_x) is not None:
+            members = set_members(value, self.field.separator, counts=True)
+            found = dict[bytes, float]()
+            for member, x in members.items():
+                text = category_text(member)
+                found[text] = found.get(text, 0.0) + x
+            ways = ((escape(text), of_x.tokens(x)[0]) for text, x in found.items() if x)
+            pairs = (Token(text + b":" + way.text if way.text else text, way.x) for text, way in ways)
+            return tuple(token for token in pairs if token.x)
         members, found = set_members(value, self.field.separator), dict[bytes, float]()
         # Two spellings of one member: twice in a plain set is once, in a weighted one their x add up.
         are_plain = all(x == 1.0 for x in members.values())
@@ -128,9 +154,9 @@ class Number(Kind):
     """A value is a number: it is clipped, then a bucket makes it a key, or a scale makes it an x.
 
     Each step exists for one number and for a column; both give the same bits, on every machine. Only additions,
-    divisions and comparisons are used, which IEEE 754 defines, and `math.log1p` for both. bucket, buckets: from a
-    clipped number to its bucket, for one and for a column; None if the number is an x, which is (number - shift) /
-    divisor, or its logarithm.
+    divisions, square roots and comparisons are used, which IEEE 754 defines, and `math.log1p` for both. bucket,
+    buckets: from a clipped number to its bucket, for one and for a column; None if the number is an x, which is
+    (number - shift) / divisor, or its logarithm or root.
     """
 
     name = "number"
@@ -151,12 +177,12 @@ class Number(Kind):
             self.bucket = lambda number: bisect.bisect_right(edges, number)
             self.buckets = lambda numbers: np.searchsorted(np.array(edges, np.float64), numbers, side="right")
         self.has_x = self.buckets is None
-        self._log1p, self._shift, self._divisor = field.scale == "log1p", 0.0, 1.0
+        self._root, self._shift, self._divisor = _ROOTS.get(field.scale), 0.0, 1.0
         if field.scale in ("standard", "minmax") and field.learned is not None:
             self._shift, end = field.learned
             self._divisor = end if field.scale == "standard" else end - self._shift
-        transform = field.clip, self._log1p, self._shift, self._divisor
-        self.is_unscaled = transform == (None, False, 0.0, 1.0)
+        transform = field.clip, self._root, self._shift, self._divisor
+        self.is_unscaled = transform == (None, None, 0.0, 1.0)
         self._absent = (Token(MISSING, 1.0),) if field.missing is not None else ()
 
     @classmethod
@@ -195,7 +221,8 @@ class Number(Kind):
         if self.bucket is not None:
             return (Token(b"%d" % self.bucket(x), 1.0),)
         if not self.is_unscaled:
-            x = math.copysign(math.log1p(abs(x)), x) if self._log1p else (x - self._shift) / self._divisor
+            root = self._root
+            x = math.copysign(root(abs(x)), x) if root is not None else (x - self._shift) / self._divisor
             # -0.0 becomes 0.0, here and for columns: otherwise two equal numbers have different bits.
             x += 0.0
         if not abs(x) <= LARGEST_REAL:
@@ -215,11 +242,11 @@ class Number(Kind):
         if self.is_unscaled:
             return numbers
         numbers = self.clipped(numbers)
-        if self._log1p:
+        if self._root is not None:
             sizes = np.abs(numbers).tolist()
             # By `math`, one by one: numpy's log1p may differ in the last bit, by release and processor.
-            logs = np.fromiter(map(math.log1p, sizes), np.float64, len(sizes))
-            return np.copysign(logs, numbers) + 0.0
+            roots = np.fromiter(map(self._root, sizes), np.float64, len(sizes))
+            return np.copysign(roots, numbers) + 0.0
         # An x that overflows is infinite, and refused by its size.
         with np.errstate(over="ignore"):
             return (numbers - self._shift) / self._divisor + 0.0
@@ -227,6 +254,9 @@ class Number(Kind):
     def not_real(self, number: float, x: float) -> str:
         """The message for a number whose x is beyond LARGEST_REAL."""
         return not_real(x) if self.is_unscaled else f"{not_real(x)}, which is what scale makes of {number!r}"
+
+
+_ROOTS: dict[str | None, Callable[[float], float]] = {"log1p": math.log1p, "sqrt": math.sqrt}
 
 
 def _fits(learned: tuple[float, ...], scale: str | None) -> bool:
@@ -259,6 +289,7 @@ class Raw(Set):
     """A value is several keys."""
 
     name = "raw"
+    options = ("separator",)
     whole_keys = True
 
     def tokens(self, value: Value) -> tuple[Token, ...]:

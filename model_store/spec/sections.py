@@ -16,10 +16,10 @@ MAX_CROSS_FIELDS = 4
 
 Side = Literal["user", "item", "context"]
 TimePart = Literal["minute", "hour", "day", "weekday", "month"]
-Scale = Literal["standard", "minmax", "log1p"]
+Scale = Literal["standard", "minmax", "log1p", "sqrt"]
 ListMeasure = Literal["rank", "min", "max", "gap"]
-Happening = Literal["seen", "clicked", "converted"]
-HistoryMeasure = Literal["last", "count", "age"]
+Happening = Literal["seen", "clicked", "converted", "viewed"]
+HistoryMeasure = Literal["last", "count", "age", "counts"]
 MOST_EDGES = 1_000
 MOST_HISTORY = 100
 """The most events of a kind that a user's history keeps."""
@@ -183,6 +183,7 @@ class FieldSpec(Section):
     of: str | None = None
     last: int | None = Field(default=None, ge=1, le=MOST_HISTORY)
     within: str | None = None
+    half_life: str | None = None
     part: TimePart | None = None
     format: str | None = None
     column: str | None = None
@@ -202,16 +203,20 @@ class FieldSpec(Section):
             raise ValueError("of belongs to list and to history")
         if self.list is not None and self.of is None:
             raise ValueError("list needs of, the number that the candidates of a request are compared by")
-        for name in ("measure", "last", "within"):
+        for name in ("measure", "last", "within", "half_life"):
             if getattr(self, name) is not None and self.history is None:
                 raise ValueError(f"{name} belongs to history")
         if self.history is not None and self.measure is None:
-            raise ValueError('history needs measure = "last", "count" or "age"')
+            raise ValueError('history needs measure = "last", "count", "age" or "counts"')
         if self.last is not None and self.measure != "last":
             raise ValueError('last belongs to measure = "last"')
-        if self.within is not None:
-            seconds_of(self.within)
-        wanted = "set" if self.measure == "last" else "number"
+        if self.half_life is not None and self.measure != "counts":
+            raise ValueError('half_life belongs to measure = "counts"')
+        for name in ("within", "half_life"):
+            if (span := getattr(self, name)) is not None and not seconds_of(span) and name == "half_life":
+                raise ValueError(f'half_life: got "{span}"; expected a time longer than 0')
+        is_set = self.measure in ("last", "counts")
+        wanted = "set" if is_set else "number"
         if ways and self.kind != wanted:
             raise ValueError(f'{ways[0]} gives a {wanted}: set kind = "{wanted}"; got "{self.kind}"')
         if self.list is not None and self.side != "item":
@@ -220,9 +225,9 @@ class FieldSpec(Section):
             raise ValueError(
                 'history is of a user, or of a user and a candidate: set side = "user" or "item"; got "context"'
             )
-        if self.measure == "last" and self.side != "user":
-            raise ValueError(f'measure = "last" belongs to side = "user"; got "{self.side}"')
-        if None not in (self.history, self.of) and self.side == "user" and self.measure != "last":
+        if is_set and self.side != "user":
+            raise ValueError(f'measure = "{self.measure}" belongs to side = "user"; got "{self.side}"')
+        if None not in (self.history, self.of) and self.side == "user" and not is_set:
             raise ValueError(
                 f'of with measure = "{self.measure}" is of a candidate that shares the value: set side = "item"'
             )
@@ -447,7 +452,8 @@ class JoinSection(Section):
     lateness: ShortTime = "5s"
     late: Literal["count", "correct"] = "count"
     late_within: ShortTime = "1h"
-    positive: Literal["click", "conversion"] = "click"
+    positive: Literal["click", "conversion", "view"] = "click"
+    alternatives: int = Field(default=20, ge=1, le=1_000)
     max_pending: int = Field(default=2_000_000, ge=1, le=MOST_PENDING)
     negatives: Literal["shown", "seen"] = "shown"
     unknown_items: Literal["skip", "learn"] = "skip"

@@ -40,7 +40,20 @@ WEIGHT = "weight"
 # Immutable, since it is the default of an argument.
 _CATEGORIES: Mapping[str, str | None] = MappingProxyType({})
 _OF_DERIVATION = {
-    *("column", "side", "ratio", "difference", "list", "best", "history", "measure", "of", "last", "within")
+    *(
+        "column",
+        "side",
+        "ratio",
+        "difference",
+        "list",
+        "best",
+        "history",
+        "measure",
+        "of",
+        "last",
+        "within",
+        "half_life",
+    )
 }
 
 

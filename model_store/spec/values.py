@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 import struct
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -111,11 +112,12 @@ def time_part(text: str, form: str | None, part: str) -> bytes:
     return b"%d" % (moment.weekday() if part == "weekday" else getattr(moment, part))
 
 
-def set_members(value: Value, separator: str | None) -> dict[bytes, float]:
+def set_members(value: Value, separator: str | None, counts: bool = False) -> dict[bytes, float]:
     """The distinct members of a set, in order of first appearance, with the x of each.
 
-    Members of a list have x = 1. A mapping is a weighted set of members and their x; 0 means absent. Text is a JSON
-    array, a JSON object (weighted), or members with a separator (default `,`). Raises FieldValueError.
+    Members of a list have x = 1, or with `counts` how often they occur. A mapping is a weighted set of members and
+    their x; 0 means absent. Text is a JSON array, a JSON object (weighted), or members with a separator (default `,`).
+    Raises FieldValueError.
     """
     if isinstance(value, str | bytes):
         value = _members_in_text(checked_utf8(text_of(value)).decode(), separator)
@@ -125,6 +127,8 @@ def set_members(value: Value, separator: str | None) -> dict[bytes, float]:
         return _weighted_members(value)
     members = (value,) if isinstance(value, int | float) else value
     texts = (checked_utf8(text_of(one_scalar(member))) for member in members)
+    if counts:
+        return {text: float(count) for text, count in Counter(texts).items() if text}
     return {text: 1.0 for text in texts if text}
 
 

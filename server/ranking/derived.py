@@ -185,7 +185,11 @@ def user_values(plan: HistoryPlan, history: UserHistory, now_us: int) -> dict[st
     found: dict[str, Value] = {}
     for each in plan.user_fields:
         value = history.of_user(each, now_us)
-        if isinstance(value, list):
+        if isinstance(value, dict):
+            counts = {text.decode(): count for text, count in value.items() if _is_text(text)}
+            if counts:
+                found[each.name] = counts
+        elif isinstance(value, list):
             texts = [text.decode() for text in value if _is_text(text)]
             if texts:
                 found[each.name] = texts

@@ -63,6 +63,8 @@ gap = { side = "item", kind = "number", bucket = "quantile:4", list = "gap", of 
 star_gap = { side = "item", kind = "number", bucket = "log", list = "gap", of = "rating", best = "max" }
 last_seen = { side = "user", kind = "set", history = "seen", measure = "last", last = 4 }
 last_brands = { side = "user", kind = "set", history = "clicked", measure = "last", of = "brand", last = 3 }
+counted = { side = "user", kind = "set", history = "seen", measure = "counts", half_life = "20s", scale = "sqrt" }
+tastes = { side = "user", kind = "set", history = "clicked", measure = "counts", of = "brand", bucket = "log" }
 bought = { side = "user", kind = "set", history = "converted", measure = "last" }
 sights = { side = "user", kind = "number", bucket = [1, 50], history = "seen", measure = "count" }
 clicks = { side = "user", kind = "number", bucket = "log", history = "clicked", measure = "count", within = "1h" }

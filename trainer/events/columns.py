@@ -327,7 +327,7 @@ def _impressions(data: bytes) -> Iterator[dict[str, Any]]:
             event = load(line)
         except BadRow:
             continue
-        if isinstance(event.get(ITEMS), list):
+        if isinstance(event.get(ITEMS), list) and event.get("event") != "view":
             yield event
 
 

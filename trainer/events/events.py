@@ -19,10 +19,12 @@ from model_store.spec.spec import ModelSpec
 from model_store.store import Store
 from trainer.formats.streams import up_to_last_line_end
 
-BAD, IMPRESSION, FEEDBACK, OTHER = 0, 1, 2, 3
-"""Kinds of events. OTHER: of a request that belongs to another partition; it is not parsed and has no values."""
-CLICK, CONVERSION, SEEN, SEEN_TO, ACTIVATED, DEFERRED = 1, 2, 3, 4, 5, 6
-"""What feedback says: of an item, or (SEEN_TO, ACTIVATED) of the list. DEFERRED: an impression that awaits it."""
+BAD, IMPRESSION, FEEDBACK, OTHER, VIEW = 0, 1, 2, 3, 4
+"""Kinds of events. VIEW: of an item, which no answer showed. OTHER: of a request that belongs to another partition; it
+is not parsed and has no values."""
+CLICK, CONVERSION, SEEN, SEEN_TO, ACTIVATED, DEFERRED, VIEWED = 1, 2, 3, 4, 5, 6, 7
+"""What feedback says: of an item, or (SEEN_TO, ACTIVATED) of the list. DEFERRED: an impression that awaits it; VIEWED:
+a view."""
 MAX_ITEMS = 10_000
 MAX_LINE_BYTES = 16 << 20
 READ_BYTES = 1024 * 1024
@@ -123,10 +125,10 @@ class Source(Protocol):
 class Events:
     """A chunk, parsed. Arrays have one element an event, except those over rows.
 
-    kind: BAD, IMPRESSION, FEEDBACK or OTHER; time_us: the event's own time; request: 64-bit hash of the request's id.
+    kind: one of the above; time_us: the event's own time; request: 64-bit hash of the request's id.
     Feedback: what, CLICK to ACTIVATED; item, hash of the item's id, or the position of SEEN_TO. Impressions: what, 0 or
-    DEFERRED; rows first[i] to first[i + 1], one for each item shown, in order; items: uint64[rows], hashes of their
-    ids; columns: the wanted columns, by name, over the rows. bad: why an event is BAD, by its number.
+    DEFERRED; rows first[i] to first[i + 1], one for each item shown, in order; a view has one row. items: uint64[rows],
+    hashes of their ids; columns: the wanted columns, by name, over the rows. bad: why an event is BAD, by its number.
     """
 
     kind: Bytes
@@ -158,9 +160,9 @@ class Merged:
     """Events of all sources in one order, ready for the join: a pure function of what the sources hold. None is OTHER.
 
     Arrays as in Events, except that rows are in segments: segment[i] is the number of the table that holds the rows of
-    impression i, row[i] the first of them there and rows[i] how many; items: uint64, the hashes of all of them, in the
-    order of the events. bad: in order. now_us: int64[n], when each event came, by its source's clock, or else its own
-    time. back_to_us: where a source's clock has stepped back to since the events before; None if none has.
+    impression or view i, row[i] the first of them there and rows[i] how many; items: uint64, the hashes of all of them,
+    in the order of the events. bad: in order. now_us: int64[n], when each event came, by its source's clock, or else
+    its own time. back_to_us: where a source's clock has stepped back to since the events before; None if none has.
     """
 
     kind: Bytes

@@ -2,8 +2,9 @@
 
 `Histories` holds the users. `EventHistories` is between the merger and the join: of each impression it computes the
 history fields that the event does not carry, puts them into the segment's columns, and only then adds its items as
-seen; of each click it finds the request, and adds the item as clicked. So a row sees nothing of its own request, and
-nothing that came later. What it computes depends on the events and their order alone, not on how they were cut.
+seen; of each click it finds the request, and adds the item as clicked; of a view it adds the item. So a row sees
+nothing of its own request, and nothing that came later. What it computes depends on the events and their order alone,
+not on how they were cut.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from model_store.features.history import (
     CLICKED,
     CONVERTED,
     SEEN,
+    VIEWED,
     HistoryField,
     HistoryPlan,
     HistoryValue,
@@ -36,8 +38,8 @@ from model_store.features.history import (
 from model_store.keys import MAX_ID_BYTES
 from model_store.records.records import BATCH, Records
 from model_store.spec.spec import ModelSpec
-from trainer.events.columns import DERIVED, together
-from trainer.events.events import BACKFILL_US, CLICK, CONVERSION, FEEDBACK, IMPRESSION, Merged
+from trainer.events.columns import DERIVED, MAP, together
+from trainer.events.events import BACKFILL_US, CLICK, CONVERSION, FEEDBACK, IMPRESSION, VIEW, Merged
 from trainer.events.waiting_rows import WaitingRows
 from trainer.formats.cells import column_text, plain
 
@@ -211,6 +213,7 @@ class EventHistories:
         self._plan = plan
         self._cookie, self._sources = given.cookie, sources
         self._derivation = spec.derivation.encode()
+        self._learns_views = spec.join.positive == "view"
         self._window_us, self._lateness_us = spec.join.window_us, spec.join.lateness_us
         self._most_requests = spec.join.max_pending
         self._watermark = np.iinfo(np.int64).min // 2
@@ -229,7 +232,8 @@ class EventHistories:
 
     def take(self, merged: Merged, segments: WaitingRows) -> None:
         """Fill the history columns of the segment of these events, and take the events. O(events · history)."""
-        shown = np.flatnonzero((merged.kind == IMPRESSION) & (merged.rows > 0))
+        # A click has no rows, so these are impressions and views.
+        shown = np.flatnonzero(merged.rows)
         rows = None
         if shown.size:
             number = int(merged.segment[shown[0]])
@@ -246,7 +250,7 @@ class EventHistories:
         now = (merged.now_us + 999).tolist()
         times = np.minimum(merged.time_us, merged.now_us + 999).tolist()
         first, counts = merged.row.tolist(), merged.rows.tolist()
-        ends = np.cumsum(np.where(merged.kind == IMPRESSION, merged.rows, 0)).tolist()
+        ends = np.cumsum(merged.rows).tolist()
         items, whats = merged.item.tolist(), merged.what.tolist()
         for index, kind in enumerate(kinds):
             if kind == IMPRESSION:
@@ -257,6 +261,12 @@ class EventHistories:
                     shown = merged.items[ends[index] - count : ends[index]]
                     since_us = self._since(time_us, now[index])
                     self._impression(index, requests[index], time_us, since_us, rows, part, shown)
+            elif kind == VIEW and rows is not None:
+                part = slice(first[index], first[index] + counts[index])
+                texts = [column[part] for column in rows.texts]
+                if self._learns_views:
+                    rows.fill(index, part, times[index], texts, self.users)
+                self.users.add(rows.cookies[part.start], VIEWED, times[index], [each[:1] for each in texts])
             elif kind == FEEDBACK:
                 self._advance(times[index])
                 what = _HAPPENINGS.get(whats[index])
@@ -297,10 +307,7 @@ class EventHistories:
         if before is not None and before.time_us >= self._watermark - self._window_us:
             return  # a duplicate
         texts = [column[part] for column in rows.texts]
-        if rows.fills:
-            rows.of_users[index], of_items = users.values(cookie, time_us, texts)
-            for column, values in zip(rows.of_items, of_items, strict=True):
-                column[part] = values
+        rows.fill(index, part, time_us, texts, users)
         users.add(cookie, SEEN, time_us, texts)
         self._requests.pop(request, None)
         if len(self._requests) >= self._most_requests:
@@ -418,6 +425,13 @@ class _SegmentRows:
         self.of_users: dict[int, list[HistoryValue]] = {}
         self.of_items: list[list[float | None]] = [[None] * count for _ in plan.item_fields]
 
+    def fill(self, index: int, part: slice, time_us: int, texts: Texts, users: Histories) -> None:
+        """Find the values of one event's rows."""
+        if self.fills:
+            self.of_users[index], of_items = users.values(self.cookies[part.start], time_us, texts)
+            for column, values in zip(self.of_items, of_items, strict=True):
+                column[part] = values
+
     def filled(self, impression: npt.NDArray[np.int64]) -> Columns:
         """The columns with the values found. impression: of each row, the number of its event."""
         events, of_row = np.unique(impression, return_inverse=True)
@@ -479,6 +493,8 @@ def _as_array(wanted: HistoryField, values: Sequence[Any]) -> pa.Array:
     """The values of a field as a column: lists of texts, or numbers with nulls."""
     if wanted.measure == "last":
         return pa.array(values, pa.list_(pa.binary()))
+    if wanted.measure == "counts":
+        return pa.array([None if each is None else list(each.items()) for each in values], MAP)
     numbers = np.array(values, np.float64)
     return pa.array(numbers, mask=np.isnan(numbers))
 

@@ -12,7 +12,7 @@ times in its life and an array is at most a few times the size of its content.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from numpy.lib.recfunctions import repack_fields
 from model_store.errors import CheckpointError, InputError
 from model_store.spec.sections import JoinSection
 from trainer.events import join_kernels
-from trainer.events.events import IMPRESSION, Merged
+from trainer.events.events import VIEW, Merged
 from trainer.events.join_kernels import CLICKED, CLOSED, CONVERTED, INACTIVE, PENDING
 
 _FEWEST_LOST, _MOST_LOST = 100, 0.01
@@ -364,6 +364,7 @@ class EventCounts:
 
     impressions: int = 0
     feedback: int = 0
+    views: int = 0
     rows: int = 0
     bad_events: int = 0
     examples: int = 0
@@ -376,7 +377,7 @@ class EventCounts:
     @property
     def events(self) -> int:
         """All events and labelled rows taken."""
-        return self.impressions + self.feedback + self.rows + self.bad_events
+        return self.impressions + self.feedback + self.views + self.rows + self.bad_events
 
 
 @dataclass(frozen=True)
@@ -436,10 +437,13 @@ class Join:
             correct=section.late == "correct",
             seen=section.negatives == "seen",
         )
+        self._takes_views = section.positive == "view"
         self._memory = _empty()
 
     def push(self, merged: Merged) -> Joined:
         """Take the next events. O(1) an event, and O(log n) for each window that closes."""
+        if self._takes_views:
+            return self._views(merged)
         events = _event_arrays(merged)
         self._memory = _with_room(self._memory, len(merged), merged.items.size)
         room = _buffers(len(merged) + 2 * merged.items.size)
@@ -447,6 +451,38 @@ class Join:
         while (taken := join_kernels.walk(self._memory, self._rules, room, events, taken)) < len(merged):
             room = _grown(room)
         return _joined(room)
+
+    def _views(self, merged: Merged) -> Joined:
+        """The rows of the views alone (`trainer.events.views`), at once; a list without others says nothing."""
+        chosen = np.flatnonzero((merged.kind == VIEW) & (merged.rows > 1))
+        rows, first = merged.rows[chosen], merged.row[chosen]
+        ends, lists = np.cumsum(rows, dtype=np.int64), chosen.size
+        total = int(rows.sum())
+        counts = self._memory.counts[0]
+        for name in ("impressions", "closed", "positives"):
+            counts[name] += lists
+        counts["rows"] += total
+        counts["negatives"] += total - lists
+        label = np.zeros(total, np.uint8)
+        label[ends - rows] = 1
+        some = np.ones(lists, np.int32)
+        closed = replace(
+            _joined(_buffers(0)).closed,
+            segment=merged.segment[chosen],
+            row=first,
+            rows=rows,
+            positives=some,
+            clicks=0 * some,
+            conversions=0 * some,
+            time_us=merged.time_us[chosen],
+        )
+        return Joined(
+            segment=np.repeat(merged.segment[chosen], rows),
+            row=np.arange(total) + np.repeat(first - ends + rows, rows),
+            label=label,
+            clicked=np.ones(total, np.bool_),
+            closed=closed,
+        )
 
     def step_back(self, now_us: int) -> None:
         """The clock by which events come is now `now_us`, earlier than before: the watermark is no later."""
@@ -507,7 +543,7 @@ class Join:
 
 
 def _event_arrays(merged: Merged) -> EventArrays:
-    rows = np.where(merged.kind == IMPRESSION, merged.rows, 0).astype(np.int32)
+    rows = np.ascontiguousarray(merged.rows, np.int32)
     if int(rows.sum()) != merged.items.size or (rows < 0).any():
         raise ValueError(f"got {merged.items.size} items; expected one for each of {rows.sum()} rows")
     return EventArrays(

@@ -60,6 +60,8 @@ from trainer.events.events import (
     OTHER,
     SEEN,
     SEEN_TO,
+    VIEW,
+    VIEWED,
     Events,
     Int64s,
     Raw,
@@ -198,7 +200,14 @@ AHEAD_US = 300_000_000
 """How far the time of an event of a source without a clock may be ahead of the present: five minutes."""
 
 _TABLE = 1 << (2 * MAX_ITEMS).bit_length()
-_WHAT = {"click": CLICK, "conversion": CONVERSION, "seen": SEEN, "activated": ACTIVATED, "deferred": DEFERRED}
+_WHAT = {
+    "click": CLICK,
+    "conversion": CONVERSION,
+    "seen": SEEN,
+    "activated": ACTIVATED,
+    "deferred": DEFERRED,
+    "view": VIEWED,
+}
 Reasons = Iterator[tuple[int, str]]
 
 
@@ -210,10 +219,12 @@ def validated(raw: Raw, latest_us: int) -> Events:
     times, untimely = parse_times(raw.ts, None)
     what, unknown = _what(raw)
     position = _positions(raw, what)
+    views = (what == VIEWED) & (raw.lengths >= 0)
     bad = dict(raw.bad)  # of each event the first reason
     for reasons in (
         _kinds(raw, what, position),
-        _without_request(raw),
+        _without_request(raw, views),
+        _views(raw, views),
         ((event, f"ts: {reason}") for event, reason in untimely),
         _times(times, latest_us),
         _items(raw, lengths, first, items),
@@ -223,6 +234,7 @@ def validated(raw: Raw, latest_us: int) -> Events:
             bad.setdefault(event, reason)
     # The good events keep their values; the bad ones have neither values nor rows.
     kind = np.where(raw.lengths >= 0, IMPRESSION, FEEDBACK).astype(np.uint8)
+    kind[views] = VIEW
     columns, numbers = dict(raw.columns), np.array(sorted(bad), np.int64)
     unknown = columns[UNKNOWN]
     if unknown.null_count == len(unknown):  # nearly always: a null array takes no memory
@@ -235,7 +247,7 @@ def validated(raw: Raw, latest_us: int) -> Events:
         items, mask = items[kept], pa.array(kept)
         columns = {name: column.filter(mask) for name, column in columns.items()}
     feedback, deferred = kind == FEEDBACK, (kind == IMPRESSION) & (what == DEFERRED)
-    lengths = np.where(kind == IMPRESSION, raw.lengths, 0)
+    lengths = np.where(kind == BAD, 0, np.maximum(raw.lengths, 0))
     return Events(
         kind=kind,
         time_us=np.where(kind == BAD, 0, times),
@@ -267,11 +279,16 @@ def _kinds(raw: Raw, what: npt.NDArray[np.uint8], position: Ints) -> Reasons:
         yield event, f"position: got {_text(raw.position, event)}, expected a whole number of 1 or more"
 
 
-def _without_request(raw: Raw) -> Reasons:
+def _without_request(raw: Raw, views: Bools) -> Reasons:
     empty = pc.equal(pc.binary_length(raw.request), 0).fill_null(True)
-    for event in np.flatnonzero(np.asarray(empty)).tolist():
+    for event in np.flatnonzero(np.asarray(empty) & ~views).tolist():
         what = "empty" if raw.request[event].is_valid else "missing"
         yield event, f"request_id: {what}, expected text or a whole number"
+
+
+def _views(raw: Raw, views: Bools) -> Reasons:
+    for event in np.flatnonzero(views & (raw.lengths != 1)).tolist():
+        yield event, f"items: got {raw.lengths[event]:,} of them, expected the one that was viewed"
 
 
 def _times(times: Ints, latest_us: int) -> Reasons:
@@ -312,7 +329,7 @@ def _what(raw: Raw) -> tuple[npt.NDArray[np.uint8], list[int]]:
     encoded = raw.what.cast(pa.string()).fill_null("click").dictionary_encode()
     known = np.array([_WHAT.get(text, 0) for text in encoded.dictionary.to_pylist()], np.uint8)
     what = known[encoded.indices.to_numpy()] if known.size else np.zeros(0, np.uint8)
-    return what, np.flatnonzero(((what == 0) | (what == DEFERRED)) & (raw.lengths < 0)).tolist()
+    return what, np.flatnonzero(np.isin(what, (0, DEFERRED, VIEWED)) & (raw.lengths < 0)).tolist()
 
 
 def _positions(raw: Raw, what: npt.NDArray[np.uint8]) -> Ints:

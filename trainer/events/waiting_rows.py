@@ -46,7 +46,7 @@ class WaitingRows(Protocol):
         """The columns of a segment."""
 
     def replace(self, number: int, columns: Mapping[str, pa.Array], /) -> None:
-        """Give a segment that `add` has just made other columns."""
+        """Give a segment that `add` has just made other columns, also of another length."""
 
 
 class Segments:
@@ -95,11 +95,12 @@ class Segments:
         return dict(zip(batch.schema.names, batch.columns, strict=True))
 
     def replace(self, number: int, columns: Mapping[str, pa.Array], /) -> None:
-        """Give a segment that `add` has just made other columns, of as many rows."""
+        """Give a segment that `add` has just made other columns, also of another length."""
         with self._lock:
             pack, _ = self._found[number]
-            before = pack.nbytes
-            pack.remember(_batch_of(columns))
+            before, batch = pack.nbytes, _batch_of(columns)
+            pack.remember(batch)
+            pack.rows = [batch.num_rows]  # no other segment is in its pack yet
             self.memory_used += pack.nbytes - before
 
     def gather(

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from model_store.errors import SpecError
 from model_store.features.derived import Derivations, Numbers
-from model_store.features.history import CLICKED, CONVERTED, SEEN, HistoryPlan, HistoryValue
+from model_store.features.history import CLICKED, CONVERTED, SEEN, VIEWED, HistoryPlan, HistoryValue
 from model_store.spec.spec import ModelSpec
 from trainer.events.columns import numbers_read, with_numbers
 from trainer.events.histories import (
@@ -39,7 +39,7 @@ from trainer.formats.batch import RowBatch
 from trainer.formats.cells import clicked
 from trainer.formats.times import NO_TIME, parse_times, time_format
 
-_WAY = ("ratio", "difference", "list", "best", "of", "history", "measure", "last", "within")
+_WAY = ("ratio", "difference", "list", "best", "of", "history", "measure", "last", "within", "half_life")
 
 
 class DerivedColumns:
@@ -195,7 +195,12 @@ class RowHistories:
         return replace(batch, columns=with_values(plan, columns, masks, (of_users, of_row), of_items))
 
     def warnings(self) -> Iterator[str]:
-        """Warnings for the user about the order of the log."""
+        """Warnings for the user about what histories lack."""
+        if VIEWED in self._plan.kinds:
+            yield (
+                'history = "viewed": labelled rows have no views, so values that the log lacks are those of a user who '
+                "has viewed nothing; learn from events (docs/events.md)"
+            )
         if self.unsorted:
             yield (
                 f"{self.unsorted:,} times a request is earlier than one before it in the log: a history holds what "

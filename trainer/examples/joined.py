@@ -35,8 +35,9 @@ from trainer.events.columns import (
     resolve_fields,
 )
 from trainer.events.events import BadEvent, Chunk, Merged
-from trainer.events.histories import EventHistories
+from trainer.events.histories import Arrays, EventHistories
 from trainer.events.join import Join, JoinCounts, Joined
+from trainer.events.views import ViewLists
 from trainer.events.waiting_rows import Segments
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.formats.batch import STDIN, Position, RowBatch, mark_of, split_mark
@@ -65,6 +66,7 @@ class EventRows:
         """specs: resolved; segments: those that the merger adds rows to."""
         self.merger, self.join, self.segments = merger, join, segments
         self.histories = EventHistories.of(*specs)
+        self._views = ViewLists(specs[0]) if specs[0].join.positive == "view" else None
 
     def step(self, wait_s: float = 0.0) -> tuple[Merged, Joined] | None:
         """The next events and what the join makes of them; None if there are none within `wait_s` seconds."""
@@ -75,13 +77,22 @@ class EventRows:
             self.join.step_back(merged.back_to_us)
             if self.histories is not None:
                 self.histories.step_back(merged.back_to_us)
+        if self._views is not None:
+            merged = self._views.take(merged, self.segments)
         if self.histories is not None:
             self.histories.take(merged, self.segments)
         return merged, self.join.push(merged)
 
     def history_state(self) -> dict[str, npt.NDArray[Any]]:
-        """The arrays of the histories; empty if no field is of one."""
-        return self.histories.state() if self.histories is not None else {}
+        """The arrays of the histories and of the items viewed; empty if nothing needs them."""
+        parts = [each.state() for each in (self.histories, self._views) if each is not None]
+        return {name: array for part in parts for name, array in part.items()}
+
+    def restore_history(self, arrays: Arrays) -> None:
+        """Continue from a `history_state`. Raises CheckpointError, KeyError."""
+        for each in (self.histories, self._views):
+            if each is not None:
+                each.restore(arrays)
 
 
 @dataclass(frozen=True)

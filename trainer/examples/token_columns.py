@@ -112,6 +112,8 @@ def _numbers(plan: FieldPlan, array: Any) -> TokenColumn:
 
 
 def _sets(plan: FieldPlan, array: Any) -> TokenColumn:
+    if isinstance(plan.kind, Set) and plan.kind.of_x is not None:
+        return _by_value(plan, _flat(array))
     if isinstance(array, CellText) and array.is_text:
         found = _set_of(array, plan.spec.separator or ",")
         if found is not None:

@@ -597,6 +597,10 @@ def check_mergeable(spec: ModelSpec) -> None:
         f"ttl = {section.ttl}": section.ttl is not None,
     }
     histories = [name for name, field in spec.fields.items() if field.history is not None]
+    if spec.join.positive == "view":
+        raise SpecError(
+            'join.positive = "view": --partition divides events by request, which a view has not; use one trainer'
+        )
     if histories:
         raise SpecError(
             f"fields.{histories[0]}: --partition divides events by request, so no partition sees all events of a "

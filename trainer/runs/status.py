@@ -353,7 +353,7 @@ def _by_variant(name: str, help: str, read: Callable[[VariantOutcome], float | N
     _declare(name, help, lambda s: {each: read(one) for each, one in s.outcomes.items()}, "variant")
 
 
-_EVENTS = {"impressions": "impression", "feedback": "feedback", "bad_events": "bad"}
+_EVENTS = {"impressions": "impression", "feedback": "feedback", "views": "view", "bad_events": "bad"}
 _SKEWS = ("behind", "ahead", "ids_ahead", "clock_ahead")
 _NOT_COUNTERS = ("pending", "pending_rows", "remembered", "waiting")
 

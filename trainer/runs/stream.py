@@ -25,7 +25,7 @@ from model_store.errors import CheckpointError, InputError, OutputError
 from model_store.spec.spec import ModelSpec
 from model_store.streams.event_streams import JSON_BYTES, DeadLetters, Letter
 from trainer.checkpoint import Checkpoint, Checkpoints
-from trainer.events.events import FEEDBACK, IMPRESSION, Lag, Merged, SourcePosition
+from trainer.events.events import FEEDBACK, IMPRESSION, VIEW, Lag, Merged, SourcePosition
 from trainer.events.histories import Histories
 from trainer.events.join import EventCounts, Join, Joined
 from trainer.events.waiting_rows import Segments
@@ -164,7 +164,8 @@ class StreamLoop(LearningLoop):
             "stream": {
                 "sources": self._saved.names,
                 "places": list(self.positions()),
-                "counts": asdict(counts),
+                # Without views as checkpoints were before there were any.
+                "counts": {name: n for name, n in asdict(counts).items() if name != "views" or n},
                 "letters": self.dead_letters.state(),
                 "join": self.joined(),
                 **({"round": self.round} if self.round else {}),
@@ -286,14 +287,14 @@ class EventLoop(StreamLoop):
         self.model.restore(arrays)
         self.join.restore(part_of(arrays, JOIN_PART))
         self.online.restore(part_of(arrays, ONLINE_PART))
-        if self._events.histories is not None:
-            self._events.histories.restore(part_of(arrays, HISTORY_PART))
+        self._events.restore_history(part_of(arrays, HISTORY_PART))
         self.segments.restore(self.join.segments())
 
     def _count(self, merged: Merged) -> None:
         counts = self.counts
         counts.impressions += int(np.count_nonzero(merged.kind == IMPRESSION))
         counts.feedback += int(np.count_nonzero(merged.kind == FEEDBACK))
+        counts.views += int(np.count_nonzero(merged.kind == VIEW))
         counts.bad_events += len(merged.bad)
         if merged.back_to_us is not None:
             counts.through_us = min(counts.through_us, merged.back_to_us)
@@ -302,7 +303,8 @@ class EventLoop(StreamLoop):
 
     def _learn(self, joined: Joined) -> None:
         self._on_joined(joined, self.segments)
-        self.online.add(joined, self.segments)
+        if self.model.spec.join.positive != "view":  # a view is no answer of a server
+            self.online.add(joined, self.segments)
         counts = self.counts
         for examples, bad in self._examples.of(joined):
             self.model.learn(examples)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 
 import pyarrow as pa
@@ -119,3 +120,52 @@ def test_a_map_with_such_a_weight_costs_its_row_only():
     ]:
         column = column_of(SET, pa.array([[("a", 1.0)], entries, [], [("b", 2.0)]], WEIGHTED))
         assert column.bad == [(1, reason)]
+
+
+def test_a_scale_or_a_bucket_is_of_each_member_and_a_list_then_counts_its_repeats():
+    roots, buckets = field_of('kind = "set", scale = "sqrt"'), field_of('kind = "set", bucket = [2, 5]')
+    logs, log_buckets = field_of('kind = "set", scale = "log1p"'), field_of('kind = "set", bucket = "log"')
+    often = {"a": 4, "b*c": 1, "d": 0, "": 3, "e": -9}
+    assert roots.tokens(often) == (Token(b"a", 2.0), Token(b"b%2Ac", 1.0), Token(b"e", -3.0))
+    assert logs.tokens({"a": 3}) == (Token(b"a", math.log1p(3.0)),)
+    assert buckets.tokens(often) == (Token(b"a:1", 1.0), Token(b"b%2Ac:0", 1.0), Token(b"e:0", 1.0))
+    assert log_buckets.tokens({"a": 100}) == (Token(b"a:26", 1.0),)
+    assert buckets.tokens(["b", "a", "b"]) == (Token(b"b:1", 1.0), Token(b"a:0", 1.0))
+    assert (
+        roots.tokens("a,b,a,a,a")
+        == roots.tokens('["a", "b", "a", "a", "a"]')
+        == roots.tokens({"a": 4, "b": 1})
+    )
+    # Two spellings of one member are one.
+    assert roots.tokens(["7", "7.0", 7, "7.00"]) == (Token(b"7", 2.0),)
+
+
+@given(
+    st.sampled_from(['scale = "sqrt"', 'scale = "log1p"', 'bucket = "log"', "bucket = [-1, 0.5, 2]"]),
+    st.lists(st.one_of(st.none(), st.dictionaries(MEMBERS, REALS, max_size=4)), min_size=1, max_size=4),
+    st.lists(st.one_of(st.none(), st.lists(MEMBERS, max_size=6)), min_size=1, max_size=4),
+)
+def test_columns_of_scaled_and_bucketed_sets_have_the_tokens_of_their_values(way, mappings, lists):
+    field = field_of(f'kind = "set", {way}')
+    texts = [json.dumps(each).encode() if each is not None else None for each in mappings]
+    for array, values in (
+        (pa.array([each and list(each.items()) for each in mappings], WEIGHTED), mappings),
+        (pa.array(lists, pa.list_(pa.string())), lists),
+        (pa.array(texts, pa.binary()), mappings),
+    ):
+        column = column_of(field, array)
+        assert column.bad == []
+        assert [tokens_of(column, row) for row in range(len(array))] == [
+            field.tokens(each) for each in values
+        ]
+
+
+def test_a_set_does_not_learn_its_scale_nor_take_two_ways():
+    for options, wrong in {
+        'scale = "standard"': 'scale = "standard" belongs to kind = "number"; a set takes scale = "log1p" or "sqrt"',
+        'bucket = "quantile:4"': 'bucket = "quantile:4" belongs to kind = "number"',
+        'scale = "sqrt", bucket = "log"': "leave one of them out",
+        "clip = [0, 5]": 'clip belongs to kind = "number"',
+    }.items():
+        with pytest.raises(SpecError, match=re.escape(wrong)):
+            field_of(f'kind = "set", {options}')

@@ -86,7 +86,7 @@ def test_a_spec_survives_json():
         ('[learner]\nalgorithm = "adam"\n', "input should be 'ogd', 'truncation'"),
         ("[learner]\nrate_scale = 1\n", "either alpha and beta, or rate_scale and rate_decay"),
         (AGE + '{ kind = "numbr" }\n', "fields.age.kind: got 'numbr'; input should be 'category'"),
-        (AGE + '{ bucket = "log" }\n', 'bucket belongs to kind = "number"'),
+        (AGE + '{ bucket = "log" }\n', 'bucket belongs to kind = "set" or "number"'),
         (AGE + '{ kind = "time" }\n', 'kind = "time" needs part'),
         (AGE + '{ side = "users" }\n', "'user', 'item' or 'context'"),
         (AGE + '{}\n[[crosses]]\nfields = ["age", "bran"]\n', "crosses[0]: no field 'bran'; fields: age"),

@@ -88,5 +88,5 @@ def test_the_examples_are_events() -> None:
     commands = re.findall(r"'(\{\".+?\})'", form)
     lines = [json.dumps(json.loads(text)).encode() for text in (*blocks, *commands)]
     events = parsed(*lines)
-    assert len(lines) == 9 and events.bad == {}
-    assert events.columns["brand"].to_pylist() == [b"b3", b"b1", b"", b"", b"b3"]
+    assert len(lines) == 10 and events.bad == {}
+    assert events.columns["brand"].to_pylist() == [b"b3", b"b1", b"b3", b"", b"", b"b3"]

@@ -38,6 +38,9 @@ quiet = {side = "user", kind = "number", history = "clicked", measure = "age"}
 seen_before = {side = "item", kind = "number", history = "seen", measure = "count", within = "90s"}
 seen_ago = {side = "item", kind = "number", history = "seen", measure = "age"}
 brand_clicks = {side = "item", kind = "number", history = "clicked", measure = "count", of = "brand"}
+viewed_items = {side = "user", kind = "set", history = "viewed", measure = "counts", half_life = "20s"}
+viewed_brands = {side = "user", kind = "set", history = "viewed", measure = "counts", of = "brand", within = "60s"}
+views = {side = "item", kind = "number", history = "viewed", measure = "count"}
 bought_ago = {side = "item", kind = "number", history = "converted", measure = "age", of = "brand"}
 [join]
 window = "40s"
@@ -56,13 +59,18 @@ class Segments(Tables):
 
 
 def a_story(seed: int, events: int = 500) -> list[dict[str, Any]]:
-    """Impressions and feedback: out of order, repeated, early, late, of unknown items, without cookies."""
+    """Impressions, feedback and views: out of order, repeated, early, late, of unknown items, without cookies."""
     draw = random.Random(seed)
     story, shown, now = list[dict[str, Any]](), list[dict[str, Any]](), 0.0
     for number in range(events):
         now += draw.choice([0, 0, 0.25, 0.5, 1.75])
         ts = START + max(0.0, now - draw.choice([0, 0, 0, 1.5, 4.0]))
-        if draw.random() < 0.5 or not shown:
+        if draw.random() < 0.2:
+            viewed = draw.randrange(9)
+            item = {"id": f"i{viewed}", "features": {"brand": f"b{viewed % 3}"} if viewed % 4 else {}}
+            cookie = draw.choice(["ann", "bob", "ann", "Ümit", ""])
+            story.append({"event": "view", "ts": ts, "cookie": cookie, "items": [item]})
+        elif draw.random() < 0.5 or not shown:
             items = draw.sample(range(9), draw.randint(0, 4))
             brands = {k: {"brand": f"b{k % 3}"} if k % 4 else {} for k in items}
             event = {

@@ -35,6 +35,8 @@ e = { kind = "number", bucket = [0, 0.5, 10], missing = "key" }
 t = { kind = "set" }
 u = { kind = "set", separator = "|" }
 r = { kind = "raw", separator = "|" }
+often = { kind = "set", column = "t", scale = "sqrt" }
+steps = { kind = "set", column = "u", separator = "|", bucket = [1.5, 3] }
 """
 NAMES = ("y", "a", "b", "n", "s", "k", "e", "t", "u", "r")
 CROSSES = (

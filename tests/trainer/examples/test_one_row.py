@@ -26,6 +26,7 @@ crosses = [{ fields = ["cat", "tags"] }, { fields = ["cat", "size", "lot"] }]
 [fields]
 cat = {}
 tags = { kind = "set", side = "item" }
+often = { kind = "set", column = "tags", scale = "log1p" }
 size = { kind = "number", scale = "log1p" }
 lot = { kind = "number", bucket = "log", missing = "key" }
 hour = { kind = "time", part = "hour" }

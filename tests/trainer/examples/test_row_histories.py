@@ -57,6 +57,17 @@ def a_log(seed: int, requests: int = 150) -> list[Row]:
     return rows
 
 
+def test_labelled_rows_have_no_views_which_is_said():
+    viewed = TEXT.replace(
+        "[fields]",
+        '[fields]\nviews = {side = "user", kind = "number", history = "viewed", measure = "count"}',
+    )
+    found = RowHistories.of(parse_spec(viewed).resolve(COLUMNS))
+    assert found is not None and any("labelled rows have no views" in each for each in found.warnings())
+    known = RowHistories.of(SPEC)
+    assert known is not None and list(known.warnings()) == []
+
+
 def oracle(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Of each row: the values by all rows of earlier requests of its user."""
     expected = []

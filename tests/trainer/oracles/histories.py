@@ -14,6 +14,8 @@ Happened = tuple[int, str, Mapping[str, Any]]
 
 
 def plain(value: Any) -> Any:
+    if isinstance(value, list) and value and isinstance(value[0], tuple):
+        return {text.decode(): x for text, x in value}
     return [text.decode() for text in value] if isinstance(value, list) else value
 
 
@@ -40,6 +42,10 @@ def what_happened(
                 found.append((micros(event), item["id"], item["features"]))
 
     for event in events:
+        if event.get("event") == "view":
+            if kind == "viewed" and event["cookie"] == cookie:
+                found.append((micros(event), event["items"][0]["id"], event["items"][0]["features"]))
+            continue
         watermark = max(watermark, micros(event) - spec.join.lateness_us)
         since = watermark - spec.join.window_us
         known = shown.get(event["request_id"])
@@ -84,6 +90,14 @@ def value_of(
         return float(len(some))
     if field.measure == "age":
         return (now_us - some[-1][0]) / 1e6 if some else None
+    if field.measure == "counts":
+        weights = dict[str, float]()
+        for time_us, *item in some:
+            weight = (
+                0.5 ** ((now_us - time_us) / 1e6 / seconds_of(field.half_life)) if field.half_life else 1.0
+            )
+            weights[text(*item)] = weights.get(text(*item), 0.0) + weight
+        return {value: weight for value, weight in weights.items() if value} or []
     values = dict.fromkeys(text(*each[1:]) for each in reversed(some))
     return [value for value in values if value][: field.last or 10]
 
@@ -93,6 +107,9 @@ def expected(spec: ModelSpec, events: Sequence[Mapping[str, Any]]) -> list[dict[
     rows, shown, watermark = list[dict[str, Any]](), dict[str, int](), -(10**30)
     fields = {name: field for name, field in spec.fields.items() if field.history is not None}
     for number, event in enumerate(events):
+        if event.get("event") == "view":
+            rows.append(dict.fromkeys(fields))
+            continue
         watermark = max(watermark, micros(event) - spec.join.lateness_us)
         before = shown.get(event["request_id"], -(10**40))
         is_repeated = "items" in event and before >= watermark - spec.join.window_us
