@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ftrie.api.access import Access
     from ftrie.api.client import Client
     from ftrie.api.doctor import Diagnosis, doctor
+    from ftrie.api.estimate import estimate
     from ftrie.api.feedback import Feedback
     from ftrie.api.learner import Learner
     from ftrie.api.messages import AnyOf, Between, NoneOf, Thompson, UpperConfidenceBound
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "ftrie.api.access": "Access",
     "ftrie.api.client": "Client",
+    "ftrie.api.estimate": "estimate",
     "ftrie.api.feedback": "Feedback",
     "ftrie.api.messages": "AnyOf Between NoneOf Thompson UpperConfidenceBound",
     "ftrie.api.doctor": "Diagnosis doctor",
@@ -65,6 +67,7 @@ __all__ = [
     "Thompson",
     "UpperConfidenceBound",
     "doctor",
+    "estimate",
     "load",
     "train",
 ]

@@ -141,6 +141,12 @@ class Stopped(FtrieError):
         self.exit_code = 128 + signal_number
 
 
+class NoSupport(FtrieError):
+    """A log holds too little evidence about a policy to estimate what it would have earned."""
+
+    exit_code = 11
+
+
 class ServerError(FtrieError):
     """A server could not start, or a server answered with an error."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,85 +13,29 @@ import typer
 
 from ftrie import terminal
 from ftrie.api.data import Data, Log, log_of
+from ftrie.api.estimate import PolicyFlags
 from ftrie.command import command
 from ftrie.commands.flags import RejectsOption, SpecArgument, ThreadsOption
 from ftrie.commands.train import rejected_for
 from ftrie.terminal import JsonOption, note, note_once, print_json, print_table, progress
-from model_store.errors import InputError
+from model_store.errors import InputError, NoSupport
 from model_store.flags import DEFAULT_STORE, Argument, Flag, StoreOption
 from trainer.settings import SaveOption
 
 if TYPE_CHECKING:
     from model_store.spec.spec import ModelSpec
     from model_store.store import Store
-    from trainer.off_policy.estimates import Estimate, Estimates, EstimationRun, Read
+    from trainer.off_policy.estimates import Estimate, Estimates, EstimationRun, PolicyValue, Read
     from trainer.runs.replay import Replayed
 
 # A moment among the counts of a join, which no reader wants.
 _A_TIME = "through_us"
 _MOST_POSITIONS = 12
-
-
-@dataclass(frozen=True)
-class PolicyFlags:
-    """Which policies to estimate, and how."""
-
-    policy: Annotated[
-        tuple[str, ...],
-        Flag(
-            "Estimate this policy's click rate: MODEL[:VERSION][@VARIANT], FILE.arrow[@VARIANT], "
-            "learning[@VARIANT], uniform, logged; repeatable.",
-            "NAME",
-            file="reads",
-        ),
-    ] = ()
-    choose: Annotated[
-        tuple[str, ...],
-        Flag("How models choose: greedy, softmax:T, epsilon:E; repeatable. Default: greedy.", "HOW"),
-    ] = ()
-    decision: Annotated[
-        str | None,
-        Flag(
-            "What a propensity refers to: the item of a row, or an item being in its request's list. "
-            "Default: row for labelled rows, list for events.",
-            "row|list",
-        ),
-    ] = None
-    propensity: Annotated[
-        str | None,
-        Flag(
-            "The probability with which a row was shown; default: propensity_score, propensity or pscore.",
-            "COLUMN",
-        ),
-    ] = None
-    position: Annotated[str | None, Flag("Estimates by position too; default: position.", "COLUMN")] = None
-    clip: Annotated[
-        float | None, Flag("Weights are clipped at W; default: the square root of the rows.", "W", min=1.0)
-    ] = None
-    bootstrap: Annotated[int, Flag("Bootstrap draws of cookies, for intervals; 0: none.", "N", min=0)] = 1000
-    seed: Annotated[int, Flag("The seed of these draws.", min=0)] = 1
-    without: Annotated[
-        tuple[str, ...], Flag("Models choose without this field or cross (a*b); repeatable.", "FIELD")
-    ] = ()
-
-    def estimating(self, spec: ModelSpec, items: Path | None, store: str, default: str) -> EstimationRun:
-        """What is to be estimated; `default` is the decision if none was given. Raises FtrieError."""
-        from model_store.model_files import read_named
-        from trainer.examples.side_tables import SideTable
-        from trainer.off_policy.estimates import EstimationRun, EstimatorOptions
-        from trainer.off_policy.policies import ItemChoice, PolicyName
-
-        policies = [PolicyName.parse(each) for each in dict.fromkeys(self.policy)]
-        return EstimationRun(
-            spec=spec,
-            policies=policies,
-            models={each.name: read_named(each.name, store) for each in policies if each.is_model},
-            choices=[ItemChoice.parse(each) for each in dict.fromkeys(self.choose or ["greedy"])],
-            items=SideTable.of_items(items, spec.input) if items else None,
-            without=self.without,
-            decision=self.decision or default,
-            options=EstimatorOptions(self.clip, self.bootstrap, self.seed),
-        )
+_OF_LISTS = {
+    "item_position": "item-position, per list",
+    "rips": "RIPS, per list",
+    "cascade_dr": "cascade-DR, per list",
+}
 
 
 class ReplayLog(Log, total=False):
@@ -142,7 +86,8 @@ def replay(
     """Run a log through the trainer's own join and learner, faster than real time; publishes only with --publish.
 
     With --policy, also estimate the click rate that other policies would have had on this log, by importance weighting
-    with the logged propensities: IPS, clipped IPS and SNIPS, each with 95 % intervals.
+    with the logged propensities: IPS, clipped IPS and SNIPS, each with 95 % intervals; of lists item-position and RIPS;
+    with --reward-model also doubly robust estimates. Exit code 11 if the log cannot answer for one of the policies.
     """
     from model_store.files import write_whole
     from model_store.spec.spec import load_spec
@@ -158,8 +103,6 @@ def replay(
 
     if save is not None and save.suffix != ".arrow":
         raise typer.BadParameter("a model is saved as .arrow; `ftrie store export` writes the JSON form")
-    if policies.decision not in (None, DECISION_ROW, DECISION_LIST):
-        raise typer.BadParameter(f"--decision {policies.decision}: expected row or list")
     model_spec = load_spec(spec)
     check_there([each for each in logs if each != STDIN])
     of_events = kind_of(logs, model_spec.input.label, log["format"], are_sources=True) == EVENTS
@@ -197,6 +140,7 @@ def replay(
         write_whole(report, (json.dumps(answer, indent=2, allow_nan=False) + "\n").encode())
     if as_json:
         print_json(answer)
+        check_answered(estimates)
         return
     _print_replay(model_spec.model.name, replayed)
     published = f", version {version}" if version is not None else ""
@@ -209,7 +153,9 @@ def replay(
         ],
     )
     if estimates is not None:
-        _print_estimates(estimates)
+        print()
+        print_estimates(estimates)
+        check_answered(estimates)
 
 
 def _check_flags_of_events(policies: PolicyFlags, log: ReplayLog, rejects: Path | None) -> None:
@@ -298,11 +244,7 @@ def _estimate(estimating: EstimationRun, read: Read) -> Estimates:
 
     compiling = compiling_scorer(terminal) if estimating.models else nullcontext()
     with compiling, progress("estimating", unit="steps") as bar:
-
-        def show(step: str, done: int, total: int | None) -> None:
-            bar.update(done, total=total, of=step)
-
-        return estimating.run(read, show)
+        return estimating.run(read, lambda step, done, total: bar.update(done, total=total, of=step))
 
 
 def _print_replay(name: str, replayed: Replayed) -> None:
@@ -332,38 +274,67 @@ def _span(replayed: Replayed) -> str:
     return f"{seconds:,.1f} s of log"
 
 
-def _print_estimates(found: Estimates) -> None:
-    what = "one item a row" if found.decision == "row" else f"lists of {found.size:.1f} items on average"
+def check_answered(found: Estimates | None) -> None:
+    """Leave with the exit code of NoSupport if the log could not answer for every policy."""
+    if found is not None and any(policy.refused for policy in found.policies):
+        raise typer.Exit(NoSupport.exit_code)
+
+
+def print_estimates(
+    found: Estimates, what: str = "click rate per item shown", unit: str = "candidates"
+) -> None:
+    """Print the estimates of all policies, and on what they rest."""
+    kind = "one item a row" if found.decision == "row" else f"lists of {found.size:.1f} items on average"
     print(
-        f"\nclick rate per item shown, 95 % intervals; {found.rows:,} rows of {found.requests:,} requests, {what}"
-        + (f", {found.candidates:,} candidates" if found.candidates else "")
+        f"{what}, 95 % intervals; {found.rows:,} rows of {found.requests:,} requests, {kind}"
+        + (f", {found.candidates:,} {unit}" if found.candidates else "")
         + f"; weights clipped at {found.limit:,.4g}"
     )
-    estimates, support = [], []
+    estimates, support = list[list[str | float | None]](), []
     for policy in found.policies:
+        of = policy.support
+        weights = round(of.ess), round(of.clicks, 1), of.mean, of.largest
+        support.append([policy.name, f"{of.matched:.1%}", *weights, f"{of.clipped:.1%}"])
+        if policy.refused:
+            estimates.append([policy.name, "refused", *["—"] * 5])
+            continue
         snips, ips, clipped = (policy.estimates[name] for name in ("snips", "ips", "clipped"))
         intervals = _interval(snips.low, snips.high), _interval(snips.bootstrap_low, snips.bootstrap_high)
         others = _with_error(ips), _with_error(clipped), _with_error(policy.difference, sign="+")
         estimates.append([policy.name, snips.value, *intervals, *others])
-        of = policy.support
-        weights = round(of.ess), round(of.clicks, 1), of.mean, of.largest
-        support.append([policy.name, f"{of.matched:.1%}", *weights, f"{of.clipped:.1%}"])
     print_table(["policy", "SNIPS", "normal", "bootstrap", "IPS", "clipped", "to logged"], estimates)
+    for columns in ({"dr": "DR", "switch_dr": "Switch-DR", "dros": "DRos", "dm": "DM"}, _OF_LISTS):
+        rows = [
+            [p.name, *map(_or_none(p), columns)]
+            for p in found.policies
+            if columns.keys() & p.estimates.keys()
+        ]
+        if rows:
+            print()
+            print_table(["policy", *columns.values()], rows)
     print()
     effective = ["effective rows", "effective clicks"]
     print_table(["policy", "matched", *effective, "mean weight", "largest", "over the clip"], support)
     positions = list(dict.fromkeys(each for policy in found.policies for each in policy.positions))
     if 1 < len(positions) <= _MOST_POSITIONS:
         rows = [
-            [p.name, *(_with_error(p.positions[each]["snips"]) for each in positions)] for p in found.policies
+            [p.name, *(_with_error(p.positions[each]["snips"]) for each in positions)]
+            for p in found.policies
+            if p.positions
         ]
         print()
         print_table(["SNIPS by position", *positions], rows)
     for text in found.notes:
         note(text)
     for policy in found.policies:
-        for text in policy.warnings:
+        for text in policy.refused:
+            note(f"{policy.name}: refused: {text}")
+        for text in policy.warnings if not policy.refused else ():
             note(f"{policy.name}: {text}")
+
+
+def _or_none(policy: PolicyValue) -> Callable[[str], str]:
+    return lambda name: _with_error(policy.estimates[name]) if name in policy.estimates else "—"
 
 
 def _interval(low: float | None, high: float | None) -> str:

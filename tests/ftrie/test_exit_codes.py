@@ -56,6 +56,7 @@ ENDINGS = [
     (7, "checkpoint of-another-spec"),
     (9, "doctor one-label.csv"),
     (8, "train-distributed spec.toml log.csv --workers 1 --address 127.0.0.1:1"),
+    (11, "estimate certain.csv --policy uniform"),
     (10, "train-distributed spec.toml log.csv --workers 1 --method admm --iterations 1"),
 ]
 
@@ -67,6 +68,7 @@ FILES = {
     "log.csv": "click,age\n" + "1,25\n0,31\n" * 20,
     "one-label.csv": "click,age\n" + "0,25\n0,31\n" * 20,
     "bad-row.csv": "click,age\n1,25\n0\n",
+    "certain.csv": "action,reward,propensity\n" + "a,1,1\nb,0,1\n" * 20,
     "damaged.arrow": "no model",
     "of-another-spec/00000000000000000010.checkpoint": "no checkpoint",
 }

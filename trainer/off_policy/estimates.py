@@ -1,17 +1,25 @@
-"""Off-policy estimation: reads the log, weights its rows for every policy, and estimates by IPS, clipped IPS and SNIPS.
+"""Off-policy estimation: reads the log, weights its rows for every policy, and estimates.
 
-With weights w = pi(a|x) / p(a|x), rewards r, importance m, over all rows:
+With weights w = pi(a|x) / p(a|x), rewards r, importance m, a reward model q and its v(x) = sum_a pi(a|x) q(x, a):
     IPS  = sum(m w r) / sum(m)           clipped: with min(w, limit) for w
     SNIPS = sum(m w r) / sum(m w)        (Swaminathan and Joachims, NeurIPS 2015)
+    DM   = sum(m v) / sum(m)
+    DR   = sum(m (v + w' (r - q))) / sum(m)
+           w' = w (Dudik et al., ICML 2011); w if w <= limit, else 0 (Switch-DR, Wang et al., ICML 2017);
+           L w / (w^2 + L), L = limit^2 (DRos, Su et al., ICML 2020)
+and of a list of K rows, per list (w_k: of row k alone, W_k: the product of the conditional weights of rows 1 to k):
+    item-position = sum_k w_k r_k        (Li et al., KDD 2018)
+    RIPS = sum_k W_k r_k                 (McInerney et al., KDD 2020)
+    cascade-DR = sum_k W_k (r_k - Q_k) + W_(k-1) V_k, Q and V: the reward from row k on (Kiyohara et al., WSDM 2022)
 All are ratios of sums over clusters, the rows of a cookie, or of a request without one, so one formula gives their
 variance: with the residual e = numerator - estimate * denominator of each of C clusters, C / (C - 1) * sum(e^2) / (sum
 of denominators)^2 (the delta method). Optional bootstrap intervals are percentiles (Efron 1979) over clusters drawn
-with replacement, the same draws for all policies.
+with replacement, the same draws for all policies. DM has no interval: its error is the model's, not that of the rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,13 +28,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
 
-from model_store.errors import InputError, SpecError
+from model_store.errors import InputError, NoSupport, SpecError
 from model_store.model_files import NamedModel
 from model_store.spec.spec import ModelSpec
 from trainer.examples.side_tables import SideTable
 from trainer.learn.metrics.figures import NORMAL_95
 from trainer.learn.scorer import scoring_spec
-from trainer.off_policy.logged import DECISION_ROW, Layout, LoggedRows
+from trainer.off_policy.lists import ListOrder
+from trainer.off_policy.logged import DECISION_ROW, Decisions, Layout, LoggedRows
 from trainer.off_policy.policies import (
     LEARNING,
     LOGGED,
@@ -34,27 +43,47 @@ from trainer.off_policy.policies import (
     Candidates,
     ItemChoice,
     LearningScores,
+    Policy,
     PolicyName,
     PolicyWeights,
     PublishedScores,
+    ScoredChoices,
+    TableChoice,
+    UniformChoice,
     columns_of_items,
-    uniform,
     weigh,
 )
+from trainer.off_policy.rewards import CrossFitted, reward_spec
+from trainer.off_policy.tables import TableColumns
 
 Array = npt.NDArray[Any]
 
-SHOWN, REWARD, WEIGHT, WEIGHTED, CLIPPED = range(5)
-"""Columns of the sums of a cluster."""
 OUTER = (2.5, 97.5)
-FEWEST_ROWS = 100
-FEWEST_CLICKS = 10
-MOST_UNLOGGED = 0.01
+FEWEST_ROWS, FEWEST_TO_ANSWER = 100, 30
+FEWEST_CLICKS, FEWEST_CLICKS_TO_ANSWER = 10, 3
+MOST_UNLOGGED, MOST_UNLOGGED_TO_ANSWER = 0.01, 0.1
 MOST_CLIPPED = 0.01
 _DEVIATIONS = 4.0
-_CLOSE = 1e-6
-RATIOS = {"ips": (WEIGHTED, SHOWN), "clipped": (CLIPPED, SHOWN), "snips": (WEIGHTED, WEIGHT)}
+_CLOSE, _FAR = 1e-6, 0.1
+RATIOS = {
+    "ips": ("weighted", "shown"),
+    "clipped": ("clipped", "shown"),
+    "snips": ("weighted", "weight"),
+    "dm": ("dm", "shown"),
+    "dr": ("dr", "shown"),
+    "switch_dr": ("switch_dr", "shown"),
+    "dros": ("dros", "shown"),
+    "item_position": ("item_position", "lists"),
+    "rips": ("rips", "lists"),
+    "cascade_dr": ("cascade_dr", "lists"),
+}
+"""Of each estimate the numerator and the denominator, as `sums_by_cluster` names them."""
+_PER_LIST = "lists"
+_NO_INTERVAL = "dm"
+_REWARDS = "reward model"
 
+Sums = Mapping[str, Array]
+"""By name, float64[clusters] or of one draw each."""
 Progress = Callable[[str, int, int | None], None]
 """Receives a step's name, how much of it is done, and the total, None where unknown."""
 Read = Callable[[ModelSpec, Sequence[ModelSpec]], tuple[LoggedRows, Layout, list[ModelSpec]]]
@@ -63,9 +92,10 @@ Read = Callable[[ModelSpec, Sequence[ModelSpec]], tuple[LoggedRows, Layout, list
 
 @dataclass(frozen=True)
 class Estimate:
-    """A click rate and its 95 % intervals, clipped to 0 and 1: normal, and bootstrapped if requested.
+    """A mean reward and its 95 % intervals: normal, and bootstrapped if requested; of clicks clipped to 0 and 1.
 
-    None where the denominator is 0; the intervals also where there are no clicks or fewer than two clusters.
+    None where the denominator is 0; the intervals also where there are no clicks or fewer than two clusters, and for
+    the direct method.
     """
 
     value: float | None
@@ -95,30 +125,50 @@ class Support:
     clicks: float
 
 
-def sums_by_cluster(cluster: Array, weight: Array, reward: Array, importance: Array, limit: float) -> Array:
-    """float64[clusters, 5]: the sums whose ratios are the estimates. The arguments are over rows."""
-    columns = (
-        importance,
-        importance * reward,
-        importance * weight,
-        importance * weight * reward,
-        importance * np.minimum(weight, limit) * reward,
-    )
-    return np.column_stack([np.bincount(cluster, each) for each in columns])
+def sums_by_cluster(
+    cluster: Array, reward: Array, importance: Array, policy: PolicyWeights, limit: float
+) -> Sums:
+    """The sums whose ratios are the estimates, those of a reward model and of lists where the policy has them."""
+    weight, lists = policy.weight, policy.lists
+    terms = {
+        "shown": np.ones_like(reward),
+        "reward": reward,
+        "weight": weight,
+        "weighted": weight * reward,
+        "clipped": np.minimum(weight, limit) * reward,
+    }
+    if policy.fitted is not None and policy.direct is not None:
+        rest, square = reward - policy.fitted, limit**2
+        terms |= {
+            "dm": policy.direct,
+            "dr": policy.direct + weight * rest,
+            "switch_dr": policy.direct + np.where(weight <= limit, weight, 0.0) * rest,
+            "dros": policy.direct + square * weight / (weight**2 + square) * rest,
+        }
+    if lists is not None:
+        terms |= {"lists": lists.first, "item_position": lists.alone * reward, "rips": lists.cascade * reward}
+        if lists.fitted is not None and lists.direct is not None:
+            terms["cascade_dr"] = lists.cascade * (reward - lists.fitted) + lists.above * lists.direct
+    return {name: np.bincount(cluster, importance * each) for name, each in terms.items()}
 
 
-def ratio(numerator: Array, denominator: Array) -> Estimate:
-    """The ratio of two sums over clusters, with its normal interval."""
+def ratio(numerator: Array, denominator: Array, *, is_share: bool = True) -> Estimate:
+    """The ratio of two sums over clusters, with its normal interval; is_share: it is between 0 and 1."""
     total = float(denominator.sum())
     if total <= 0.0:
         return Estimate(None)
     value = float(numerator.sum()) / total
-    if value == 0.0:  # without clicks there is no variance to estimate
+    if not numerator.any():  # without clicks there is no variance to estimate
         return Estimate(value)
     error = error_of(residuals(numerator, denominator))
     if error is None:
         return Estimate(value)
-    return Estimate(value, error, max(0.0, value - NORMAL_95 * error), min(1.0, value + NORMAL_95 * error))
+    return Estimate(value, error, *within(value - NORMAL_95 * error, value + NORMAL_95 * error, is_share))
+
+
+def within(low: float, high: float, is_share: bool) -> tuple[float, float]:
+    """An interval, clipped to 0 and 1 if it is of a share."""
+    return (max(0.0, low), min(1.0, high)) if is_share else (low, high)
 
 
 def residuals(numerator: Array, denominator: Array) -> Array:
@@ -135,9 +185,9 @@ def error_of(effects: Array) -> float | None:
     return float(np.sqrt(clusters / (clusters - 1) * (effects**2).sum()))
 
 
-def support_of(weight: Array, reward: Array, importance: Array, sums: Array, limit: float) -> Support:
+def support_of(weight: Array, reward: Array, sums: Sums, limit: float) -> Support:
     """The support of a policy; sums: from `sums_by_cluster`."""
-    mean = ratio(sums[:, WEIGHT], sums[:, SHOWN])
+    mean = ratio(sums["weight"], sums["shown"], is_share=False)
     return Support(
         rows=int(weight.size),
         matched=float((weight > 0.0).mean()),
@@ -146,7 +196,7 @@ def support_of(weight: Array, reward: Array, importance: Array, sums: Array, lim
         error=mean.error,
         largest=float(weight.max()),
         clipped=float((weight > limit).mean()),
-        clicks=_effective(weight * reward),
+        clicks=_effective(weight * np.abs(reward)),
     )
 
 
@@ -173,15 +223,49 @@ def support_warnings(support: Support, unlogged: float, limit: float) -> tuple[s
             f"{unlogged:.1%} of the items it shows are never shown in the log, so their clicks are unknown; "
             "IPS counts them as never clicked, SNIPS as clicked like the rest"
         )
-    expected = 1.0 - unlogged
-    if abs(support.mean - expected) > _DEVIATIONS * (support.error or 0.0) + _CLOSE:
+    if _is_off(support, unlogged):
         found.append(
-            f"its mean weight is {support.mean:.3f} ± {support.error or 0.0:.3f} and should be {expected:.3g}: "
+            f"its mean weight is {support.mean:.3f} ± {support.error or 0.0:.3f} and should be {1.0 - unlogged:.3g}: "
             "propensities or candidates are not those of the log"
         )
     if support.clipped > MOST_CLIPPED:
         found.append(
             f"{support.clipped:.1%} of its weights are above {limit:.0f}: the clipped estimate is biased"
+        )
+    return tuple(found)
+
+
+def _is_off(support: Support, unlogged: float) -> bool:
+    """Whether the mean weight is not what it should be."""
+    return abs(support.mean - (1.0 - unlogged)) > _DEVIATIONS * (support.error or 0.0) + _CLOSE
+
+
+def refusals(support: Support, unlogged: float) -> tuple[str, ...]:
+    """Why the log cannot answer for a policy, and what would help; empty if it can."""
+    found = []
+    if support.ess < FEWEST_TO_ANSWER:
+        found.append(
+            f"its effective sample is {support.ess:.1f} of {support.rows:,} rows, and an answer needs "
+            f"{FEWEST_TO_ANSWER}: the log rarely shows what it would show. A policy nearer to the logged one "
+            "(softmax:T, epsilon:E), a longer log, or one with more exploration would help"
+        )
+    elif support.clicks < FEWEST_CLICKS_TO_ANSWER:
+        found.append(
+            f"its estimate would rest on {support.clicks:.1f} effective clicks or other rewards, and an answer needs "
+            f"{FEWEST_CLICKS_TO_ANSWER}. A longer log, or a policy nearer to the logged one (softmax:T, epsilon:E), "
+            "would help"
+        )
+    if unlogged > MOST_UNLOGGED_TO_ANSWER:
+        found.append(
+            f"{unlogged:.0%} of what it shows is never shown in the log, and an answer allows "
+            f"{MOST_UNLOGGED_TO_ANSWER:.0%}: nothing is known of it. Leaving these items out of its candidates, or a "
+            "log in which they are explored, would help"
+        )
+    if _is_off(support, unlogged) and abs(support.mean - (1.0 - unlogged)) > _FAR:
+        found.append(
+            f"its mean weight is {support.mean:.3f} ± {support.error or 0.0:.3f} and should be {1.0 - unlogged:.3g}: "
+            "the propensities are not those with which the log was shown, or the candidates are others. The right "
+            "propensities, or the items that could have been shown, would help"
         )
     return tuple(found)
 
@@ -211,10 +295,11 @@ def interval(numerators: Array, denominators: Array) -> tuple[float, float] | No
 
 @dataclass(frozen=True)
 class PolicyValue:
-    """A policy's estimates.
+    """A policy's estimates, by the names of RATIOS; those of a reward model or of lists only where there are any.
 
     difference: its SNIPS minus the log's own click rate, with a paired interval. positions: estimates by position;
-    empty where the log has no positions, or decisions are lists. warnings: reasons not to trust the estimates.
+    empty where the log has no positions, or decisions are lists. warnings: reasons not to trust the estimates. refused:
+    why the log cannot answer, and what would help; then there are no estimates.
     """
 
     name: str
@@ -224,6 +309,7 @@ class PolicyValue:
     unlogged: float
     positions: dict[str, dict[str, Estimate]]
     warnings: tuple[str, ...]
+    refused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -245,49 +331,63 @@ def estimate(
 ) -> list[PolicyValue]:
     """The estimates of all policies, from the same rows and the same draws."""
     limit = options.limit or float(np.sqrt(len(rows)))
-    sums = [sums_by_cluster(rows.cluster, each.weight, rows.label, rows.weight, limit) for each in policies]
-    drawn: Sequence[Array | None] = [None] * len(policies)
+    is_share = bool(((rows.label == 0.0) | (rows.label == 1.0)).all())
+    sums = [sums_by_cluster(rows.cluster, rows.label, rows.weight, each, limit) for each in policies]
+    supports = [
+        support_of(each.weight, rows.label, mine, limit) for each, mine in zip(policies, sums, strict=True)
+    ]
+    refused = [
+        refusals(support, each.unlogged) if each.name != LOGGED else ()
+        for support, each in zip(supports, policies, strict=True)
+    ]
+    drawn: list[Sums] = [{}] * len(policies)
     if options.bootstrap:
-        totals = resampled(np.hstack(sums), options.bootstrap, options.seed, on_progress)
-        drawn = np.split(totals, len(policies), axis=1)
-    found = []
-    for policy, mine, draws in zip(policies, sums, drawn, strict=True):
-        support = support_of(policy.weight, rows.label, rows.weight, mine, limit)
-        found.append(
-            PolicyValue(
-                name=policy.name,
-                estimates=_estimates(mine, draws),
-                difference=_difference(mine),
-                support=support,
-                unlogged=policy.unlogged,
-                positions=_by_position(rows, policy, limit) if by_position else {},
-                warnings=support_warnings(support, policy.unlogged, limit),
-            )
+        # All columns of all policies at once, so that the draws are the same.
+        every = np.column_stack([column for mine in sums for column in mine.values()])
+        totals = iter(resampled(every, options.bootstrap, options.seed, on_progress).T)
+        drawn = [dict(zip(mine, totals, strict=False)) for mine in sums]
+    return [
+        PolicyValue(
+            name=policy.name,
+            estimates={} if why else _estimates(mine, is_share, draws),
+            difference=Estimate(None) if why else _difference(mine),
+            support=support,
+            unlogged=policy.unlogged,
+            positions=_by_position(rows, policy, limit, is_share) if by_position and not why else {},
+            warnings=support_warnings(support, policy.unlogged, limit),
+            refused=why,
         )
-    return found
+        for policy, mine, draws, support, why in zip(policies, sums, drawn, supports, refused, strict=True)
+    ]
 
 
-def _estimates(sums: Array, drawn: Array | None = None) -> dict[str, Estimate]:
-    """The estimates by name. drawn: the totals of bootstrap draws."""
+def _estimates(sums: Sums, is_share: bool, drawn: Sums | None = None) -> dict[str, Estimate]:
+    """The estimates by name, of those that there are sums of. drawn: the totals of bootstrap draws."""
     found = {}
     for name, (top, below) in RATIOS.items():
-        found[name] = ratio(sums[:, top], sums[:, below])
-        middle = interval(drawn[:, top], drawn[:, below]) if drawn is not None else None
+        if top not in sums:
+            continue
+        clip = is_share and below != _PER_LIST
+        found[name] = ratio(sums[top], sums[below], is_share=clip)
+        if name == _NO_INTERVAL:
+            found[name] = Estimate(found[name].value)
+        middle = interval(drawn[top], drawn[below]) if drawn else None
         if middle is not None and found[name].error is not None:
-            low, high = max(0.0, middle[0]), min(1.0, middle[1])
+            low, high = within(*middle, clip)
             found[name] = replace(found[name], bootstrap_low=low, bootstrap_high=high)
     return found
 
 
-def _difference(sums: Array) -> Estimate:
+def _difference(sums: Sums) -> Estimate:
     """SNIPS minus the log's own click rate, paired by cluster."""
-    top, below = RATIOS["snips"]
-    policy, logged = ratio(sums[:, top], sums[:, below]), ratio(sums[:, REWARD], sums[:, SHOWN])
-    if policy.value is None or logged.value is None:
+    own, logged = (
+        (sums[top], sums["weight" if top == "weighted" else "shown"]) for top in ("weighted", "reward")
+    )
+    first, second = ratio(*own), ratio(*logged)
+    if first.value is None or second.value is None:
         return Estimate(None)
-    value = policy.value - logged.value
-    effects = residuals(sums[:, top], sums[:, below]) - residuals(sums[:, REWARD], sums[:, SHOWN])
-    error = error_of(effects)
+    value = first.value - second.value
+    error = error_of(residuals(*own) - residuals(*logged))
     return (
         Estimate(value)
         if error is None
@@ -295,14 +395,18 @@ def _difference(sums: Array) -> Estimate:
     )
 
 
-def _by_position(rows: LoggedRows, policy: PolicyWeights, limit: float) -> dict[str, dict[str, Estimate]]:
+def _by_position(
+    rows: LoggedRows, policy: PolicyWeights, limit: float, is_share: bool
+) -> dict[str, dict[str, Estimate]]:
+    """IPS, clipped IPS and SNIPS of each position."""
     found = {}
     positions = pc.unique(rows.position).to_pylist() if rows.position is not None else []
     for position in sorted(positions, key=lambda text: (len(text), text)):  # 2 before 10
         here = np.asarray(pc.equal(rows.position, position))
         cluster = np.unique(rows.cluster[here], return_inverse=True)[1].reshape(-1)
-        sums = sums_by_cluster(cluster, policy.weight[here], rows.label[here], rows.weight[here], limit)
-        found[position.decode("utf-8", "replace")] = _estimates(sums)
+        mine = PolicyWeights(policy.name, policy.weight[here])
+        sums = sums_by_cluster(cluster, rows.label[here], rows.weight[here], mine, limit)
+        found[position.decode("utf-8", "replace")] = _estimates(sums, is_share)
     return found
 
 
@@ -329,7 +433,11 @@ class Estimates:
 
 @dataclass(frozen=True)
 class EstimationRun:
-    """The options of a run. models: the published models among the policies, by name."""
+    """The options of a run. models: the published models among the policies, by name.
+
+    with_model: fit a reward model too, for DM, DR, Switch-DR, DRos and cascade-DR. table: the columns of a plain table
+    of rewards, None for a log.
+    """
 
     spec: ModelSpec
     policies: Sequence[PolicyName]
@@ -339,19 +447,27 @@ class EstimationRun:
     without: tuple[str, ...]
     decision: str
     options: EstimatorOptions
+    with_model: bool = False
+    table: TableColumns | None = None
 
     @property
     def specs(self) -> dict[str, ModelSpec]:
-        """The specs for hashing the log's rows, of the policies that use features."""
+        """The specs for hashing the log's rows, of the policies and the reward model that use features."""
         specs = {name: scoring_spec(model.artefact.spec, self.without) for name, model in self.models.items()}
+        if self.table is not None:  # whose columns have the names of the flags, not those of a model's log
+            return {name: spec.model_copy(update={"input": self.spec.input}) for name, spec in specs.items()}
         if any(policy.name == LEARNING for policy in self.policies):
             specs[LEARNING] = self.spec
+        if self.with_model:
+            specs[_REWARDS] = scoring_spec(self.spec)
         return specs
 
     def run(self, read: Read, on_progress: Progress = lambda step, done, total: None) -> Estimates:
-        """Read the log and estimate. Raises SpecError, InputError: see docs/replay.md."""
+        """Read the log and estimate. Raises SpecError, InputError, NoSupport: see docs/replay.md."""
         rows, layout, resolved = read(self.spec, list(self.specs.values()))
-        weighed, candidates = self._weigh(rows, dict(zip(self.specs, resolved, strict=True)), on_progress)
+        weighed, candidates = self._weigh(
+            rows, layout, dict(zip(self.specs, resolved, strict=True)), on_progress
+        )
 
         by_position = self.decision == DECISION_ROW
         found = estimate(
@@ -374,38 +490,72 @@ class EstimationRun:
         )
 
     def _weigh(
-        self, rows: LoggedRows, resolved: dict[str, ModelSpec], on_progress: Progress
+        self, rows: LoggedRows, layout: Layout, resolved: dict[str, ModelSpec], on_progress: Progress
     ) -> tuple[list[PolicyWeights], Candidates | None]:
-        as_logged = PolicyWeights(LOGGED, np.ones(len(rows)))
-        if all(policy.name == LOGGED for policy in self.policies):
-            return [as_logged], None
+        if self.table is None and all(policy.name == LOGGED for policy in self.policies):
+            return [PolicyWeights(LOGGED, np.ones(len(rows)))], None
         item = self.spec.input.item
         if item is None:
             raise SpecError("input.item is missing: name the column with the id of a row's item")
         of_items = columns_of_items(*resolved.values())
         candidates = Candidates.of(rows, item, of_items, self.items)
         _check_support(rows, len(candidates))
-        decisions, weighed = rows.decisions(self.decision), list[PolicyWeights]()
-        for policy in dict.fromkeys(self.policies):
-            if policy.name == LOGGED:
-                weighed.append(as_logged)
-            elif policy.name == UNIFORM:
-                weighed.append(uniform(rows, decisions, candidates))
-            else:
-                scores: PublishedScores | LearningScores
-                if policy.name == LEARNING:
-                    scores = LearningScores(resolved[LEARNING], LEARNING, policy.variant)
-                else:
-                    named = self.models[policy.name]
-                    of_model = resolved[policy.name], named.name, policy.variant
-                    scores = PublishedScores(named.artefact, *of_model)
-                progress = partial(on_progress, policy.name)
-                weighed += weigh(rows, decisions, candidates, scores, self.choices, progress)
+        decisions = rows.decisions(self.decision)
+        fitted = self._reward_model(rows, candidates, resolved, layout.propensity)
+        lists = ListOrder.of(rows) if self.decision == DECISION_ROW and rows.requests < len(rows) else None
+        weighed = list[PolicyWeights]()
+        for name, policy in self._policies(rows, decisions, candidates, resolved):
+            found = (
+                [policy]
+                if isinstance(policy, PolicyWeights)
+                else weigh(
+                    *(rows, decisions, candidates, policy, fitted.of if fitted is not None else None),
+                    keep=fitted is not None and lists is not None,
+                    on_progress=partial(on_progress, name),
+                )
+            )
+            alone = self.table.alone(rows) if self.table is not None else None
+            if lists is not None:
+                found = [replace(each, lists=lists.weights(each, alone, fitted)) for each in found]
+            weighed += [replace(each, chances=None) for each in found]
         return weighed, candidates
+
+    def _policies(
+        self, rows: LoggedRows, decisions: Decisions, candidates: Candidates, resolved: dict[str, ModelSpec]
+    ) -> Iterator[tuple[str, Policy | PolicyWeights]]:
+        """The policies by name; as weights, those whose probabilities of other items are unknown."""
+        for name, chances in self.table.chances(rows, candidates) if self.table is not None else ():
+            as_weights = PolicyWeights(name, chances / rows.propensity) if chances.ndim == 1 else None
+            yield name, as_weights or TableChoice(name, chances)
+        for policy in dict.fromkeys(self.policies):
+            scores: PublishedScores | LearningScores
+            if policy.name == LOGGED:
+                yield LOGGED, PolicyWeights(LOGGED, np.ones(len(rows)))
+                continue
+            if policy.name == UNIFORM:
+                yield UNIFORM, UniformChoice(decisions, len(candidates))
+                continue
+            if policy.name == LEARNING:
+                scores = LearningScores(resolved[LEARNING], LEARNING, policy.variant)
+            else:
+                named = self.models[policy.name]
+                scores = PublishedScores(named.artefact, resolved[policy.name], named.name, policy.variant)
+            yield policy.name, ScoredChoices(scores, self.choices, rows, decisions, candidates)
+
+    def _reward_model(
+        self, rows: LoggedRows, candidates: Candidates, resolved: dict[str, ModelSpec], propensity: str | None
+    ) -> CrossFitted | None:
+        if not self.with_model:
+            return None
+        if self.table is None:
+            return CrossFitted(resolved[_REWARDS], rows, candidates)
+        named = {*self.spec.input.named_columns, propensity}
+        context = self.table.context_of(rows, named)
+        return CrossFitted(reward_spec(rows, self.spec.input.item or "", context), rows, candidates)
 
 
 def _check_support(rows: LoggedRows, candidates: int) -> None:
-    """Raise InputError for a log from which only its own policy can be estimated."""
+    """Raise InputError or NoSupport for a log from which only its own policy can be estimated."""
     if not rows.has_propensity:
         raise InputError(
             "the log has no propensities (expected propensity in an event's items, or a column propensity_score, "
@@ -413,10 +563,11 @@ def _check_support(rows: LoggedRows, candidates: int) -> None:
         )
     if not len(rows):
         raise InputError(
-            f"no row has a propensity in (0, 1] ({rows.unusable:,} have none): nothing can be estimated"
+            f"no row has a propensity in (0, 1] and a reward ({rows.unusable:,} have no propensity, {rows.rejected:,} "
+            "no valid reward): nothing can be estimated"
         )
     if candidates > 1 and bool(np.all(rows.propensity == 1.0)):
-        raise InputError(
+        raise NoSupport(
             "every propensity is 1: the logged policy is deterministic, so no other policy can be estimated; log with "
             "exploration (Thompson sampling, or a share of random requests), or estimate `logged` alone"
         )

@@ -24,7 +24,8 @@ from trainer.examples.hashing import ExampleMaker
 from trainer.examples.open_log import Log, open_log
 from trainer.examples.requests import request_ids
 from trainer.formats.batch import Position, RowBatch
-from trainer.formats.cells import column_text, number_column, parse_labels, parse_weights, plain
+from trainer.formats.cells import column_text, number_column, parse_labels, parse_weights, plain, real_column
+from trainer.learn.scorer import PredictingMaker
 
 Array = npt.NDArray[Any]
 DECISION_ROW, DECISION_LIST = "row", "list"
@@ -34,12 +35,16 @@ POSITIONS = ("position", POSITION)
 
 @dataclass(frozen=True)
 class LogOfRows:
-    """A log of labelled rows, as `ftrie train` reads them. decision: DECISION_ROW or DECISION_LIST."""
+    """A log of labelled rows, as `ftrie train` reads them. decision: DECISION_ROW or DECISION_LIST.
+
+    rewards: the label may be any finite number, and is none to the models.
+    """
 
     log: Log
     propensity: str | None
     position: str | None
     decision: str
+    rewards: bool = False
 
     def read(
         self, spec: ModelSpec, models: Sequence[ModelSpec]
@@ -59,7 +64,8 @@ class LogOfRows:
                     "--policy, or name a log with a row for each impression"
                 )
             layout = Layout.of(opened.columns, self.propensity, self.position)
-            collector, makers = RowCollector(own.input, layout), [*map(ExampleMaker, resolved)]
+            maker = PredictingMaker if self.rewards else ExampleMaker
+            collector, makers = RowCollector(own.input, layout, self.rewards), [*map(maker, resolved)]
             wanted = [name for name in (layout.propensity, layout.position) if name is not None]
             batches = opened.batches([*own.input.named_columns, *wanted])
             for batch in with_derived(batches, resolved):
@@ -134,6 +140,7 @@ class RowCollector:
 
     section: InputSection
     layout: Layout
+    rewards: bool = False
     _batches: list[RowBatch] = field(default_factory=list)
     _good: list[Array] = field(default_factory=list)
     _ids: list[Array] = field(default_factory=list)
@@ -157,7 +164,7 @@ class RowCollector:
         if not self._rows:
             raise InputError("the log has no rows; expected at least one")
         columns = _columns(self._batches)
-        label, odd_labels = parse_labels(columns[self.section.label], self.section.positive)
+        label, odd_labels = self._rewards(columns[self.section.label])
         weight, odd_weights = np.ones(self._rows), list[tuple[int, str]]()
         if self.section.weight is not None:
             weight, odd_weights = parse_weights(columns[self.section.weight])
@@ -186,6 +193,13 @@ class RowCollector:
             rejected=self._rejected + int((np.concatenate(self._good) & ~good).sum()),
             has_propensity=propensity is not None,
         )
+
+    def _rewards(self, column: Any) -> tuple[Array, list[tuple[int, str]]]:
+        """The labels, and (row, reason) for those that are none."""
+        if not self.rewards:
+            return parse_labels(column, self.section.positive)
+        numbers, _ = real_column(plain(column))
+        return numbers, [(int(row), "expected a finite number") for row in np.flatnonzero(np.isnan(numbers))]
 
     def _clusters(self, columns: Mapping[str, Any], request: Array) -> Array:
         """The hash of each row's cookie; where there is none, its request's number."""

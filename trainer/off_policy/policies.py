@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,12 +26,15 @@ from model_store.spec.spec import ModelSpec
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.examples.side_tables import SideTable
 from trainer.learn.model import LearningModel
-from trainer.learn.scorer import Scorer, log_odds
+from trainer.learn.scorer import PredictingMaker, Scorer, log_odds
 from trainer.off_policy.logged import Decisions, LoggedRows
 
 Array = npt.NDArray[Any]
 LOGGED, UNIFORM, LEARNING = "logged", "uniform", "learning"
 PAIRS_AT_ONCE = 1 << 17
+
+Predict = Callable[[Array], Array]
+"""From chosen rows to the predicted reward of every candidate in their place: int64[k] to float64[k, candidates]."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +166,7 @@ class Candidates:
         first = pc.index_in(ids, value_set=rows.item)
         index = np.asarray(pc.index_in(rows.item, value_set=ids).fill_null(-1), np.int64)
         columns = {name: rows.columns[name].take(first) for name in of_items & rows.columns.keys()}
-        varying = tuple(sorted(name for name in columns if _varies(rows.columns[name], index, columns[name])))
+        varying = tuple(sorted(name for name in columns if varies(rows.columns[name], index, columns[name])))
         if table is not None:
             columns |= table.columns
         logged = np.zeros(len(ids), bool)
@@ -205,7 +208,7 @@ def expanded(maker: ExampleMaker, rows: LoggedRows, chosen: Array, candidates: C
     return examples
 
 
-def _varies(column: Any, index: Array, of_items: Any) -> bool:
+def varies(column: Any, index: Array, of_items: Any) -> bool:
     """True if some row's value differs from its item's."""
     known = np.flatnonzero(index >= 0)
     own = column.take(pa.array(known))
@@ -229,7 +232,7 @@ class PublishedScores:
     ) -> None:
         """resolved: the model's spec against the log's columns; variant: None for all. Raises SpecError."""
         self._scorer = Scorer(artefact)
-        self._maker = ExampleMaker(resolved)
+        self._maker = PredictingMaker(resolved)
         self._columns = columns_of(self._scorer.variants, variant, name)
         self.names = tuple(f"{name}@{self._scorer.variants[column]}" for column in self._columns)
 
@@ -292,54 +295,142 @@ def columns_of(variants: tuple[str, ...], wanted: str | None, name: str) -> list
     return [variants.index(wanted)]
 
 
+class Policy(Protocol):
+    """One or more policies that are computed together."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names."""
+
+    def chances(self, chosen: Array) -> list[Array]:
+        """Of each policy the probabilities of all candidates in the chosen decisions: float64[k, candidates].
+
+        chosen: int64[k], ascending, whole requests; each decision is passed once, in order.
+        """
+
+
+class UniformChoice:
+    """Draws candidates uniformly."""
+
+    names = (UNIFORM,)
+
+    def __init__(self, decisions: Decisions, candidates: int) -> None:
+        self._decisions, self._candidates = decisions, candidates
+
+    def chances(self, chosen: Array) -> list[Array]:
+        """See Policy."""
+        chance = at_random(self._candidates, self._decisions.size[chosen])
+        return [np.broadcast_to(chance, (len(chosen), self._candidates))]
+
+
+class ScoredChoices:
+    """Makes each of the choices by the scores of each variant."""
+
+    def __init__(
+        self,
+        scores: PublishedScores | LearningScores,
+        choices: Sequence[ItemChoice],
+        rows: LoggedRows,
+        decisions: Decisions,
+        candidates: Candidates,
+    ) -> None:
+        self._scores, self._choices, self._of = scores, choices, (rows, decisions, candidates)
+        self.names = tuple(f"{name} {choice.name}" for name in scores.names for choice in choices)
+
+    def chances(self, chosen: Array) -> list[Array]:
+        """See Policy."""
+        rows, decisions, candidates = self._of
+        scores, size = self._scores.of(rows, decisions, chosen, candidates), decisions.size[chosen]
+        variants = range(scores.shape[2])
+        return [
+            choice.probabilities(scores[:, :, each], size) for each in variants for choice in self._choices
+        ]
+
+
+class TableChoice:
+    """The distribution that a table gives in each row. chances: float64[rows, candidates]."""
+
+    def __init__(self, name: str, chances: Array) -> None:
+        self.names, self._chances = (name,), chances
+
+    def chances(self, chosen: Array) -> list[Array]:
+        """See Policy."""
+        return [self._chances[chosen]]
+
+
+@dataclass(frozen=True)
+class ListWeights:
+    """A policy's weights on lists, over their rows in the order shown.
+
+    first: 1.0 in the first row of a list, 0.0 elsewhere. alone: the weight of the item at its position, whatever is
+    above it; cascade, above: the product of the conditional weights of the rows from the first to this one, and to the
+    one above it. fitted, direct: the fitted reward of the list from this row on, given the row's item, and on average
+    over the items that the policy would put there; None without a reward model.
+    """
+
+    first: Array
+    alone: Array
+    cascade: Array
+    above: Array
+    fitted: Array | None = None
+    direct: Array | None = None
+
+
 @dataclass(frozen=True)
 class PolicyWeights:
-    """A policy's weight for every row, float64[rows]; unlogged: its share of items that the log never shows."""
+    """A policy's weight for every row, float64[rows]; unlogged: its share of items that the log never shows.
+
+    fitted: a reward model's prediction for the row's item; direct: the sum of the predictions of all candidates, each
+    times its probability, in the first row of each decision, 0 in the others; both None without a model.
+    """
 
     name: str
     weight: Array
     unlogged: float = 0.0
-
-
-def uniform(rows: LoggedRows, decisions: Decisions, candidates: Candidates) -> PolicyWeights:
-    """The weights of the policy that draws candidates uniformly."""
-    chance = at_random(len(candidates), decisions.size)[decisions.of_row, 0]
-    return PolicyWeights(
-        UNIFORM,
-        np.where(candidates.index >= 0, chance, 0.0) / rows.propensity,
-        float(1.0 - candidates.logged.mean()),
-    )
+    fitted: Array | None = None
+    direct: Array | None = None
+    lists: ListWeights | None = None
+    chances: Array | None = None
 
 
 def weigh(
     rows: LoggedRows,
     decisions: Decisions,
     candidates: Candidates,
-    scores: PublishedScores | LearningScores,
-    choices: Sequence[ItemChoice],
+    policy: Policy,
+    predict: Predict | None = None,
+    *,
+    keep: bool = False,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[PolicyWeights]:
-    """The weights of every policy that makes one of the choices by the scores of one of the variants."""
-    shape = (len(scores.names), len(choices))
-    chance, unlogged = np.zeros((*shape, len(rows))), np.zeros(shape)
-    for chosen, mine in _chunks(rows, decisions, len(candidates)):
-        computed = scores.of(rows, decisions, chosen, candidates)
+    """The weights of each policy; keep: its chances too, float64[decisions, candidates]."""
+    count, size = len(policy.names), len(candidates)
+    chance, unlogged = np.zeros((count, len(rows))), np.zeros(count)
+    fitted, direct = np.zeros((2, count, len(rows)))
+    kept = np.zeros((count, len(decisions.first), size)) if keep else None
+    for chosen, mine in _chunks(rows, decisions, size):
         of_row, index = decisions.of_row[mine] - chosen[0], candidates.index[mine]
-        for name in range(shape[0]):
-            for number, choice in enumerate(choices):
-                chances = choice.probabilities(computed[:, :, name], decisions.size[chosen])
-                chance[name, number, mine] = np.where(index >= 0, chances[of_row, index], 0.0)
-                unlogged[name, number] += chances[:, ~candidates.logged].sum()
-        on_progress(int(chosen[-1] + 1) * len(candidates), len(decisions.first) * len(candidates))
-    shown = float(decisions.size.sum())
+        predicted = predict(decisions.first[chosen]) if predict is not None else None
+        for number, chances in enumerate(policy.chances(chosen)):
+            chance[number, mine] = np.where(index >= 0, chances[of_row, index], 0.0)
+            unlogged[number] += chances[:, ~candidates.logged].sum()
+            if predicted is not None:
+                fitted[number, mine] = predicted[of_row, index]
+                direct[number, decisions.first[chosen]] = (chances * predicted).sum(axis=1)
+            if kept is not None:
+                kept[number, chosen] = chances
+        on_progress(int(chosen[-1] + 1) * size, len(decisions.first) * size)
+    shown, fits = float(decisions.size.sum()), predict is not None
     return [
         PolicyWeights(
-            f"{scores.names[name]} {choice.name}",
-            chance[name, number] / rows.propensity,
-            unlogged[name, number] / shown,
+            name,
+            chance[number] / rows.propensity,
+            unlogged[number] / shown,
+            fitted[number] if fits else None,
+            direct[number] if fits else None,
+            chances=kept[number] if kept is not None else None,
         )
-        for name in range(shape[0])
-        for number, choice in enumerate(choices)
+        for number, name in enumerate(policy.names)
     ]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from model_store.artefact.artefact import Artefact
-from model_store.errors import InputError
+from model_store.errors import InputError, NoSupport
 from model_store.store import Store
 from tests.ftrie.conftest import Ask, Say
 from tests.trainer.off_policy.rows import (
@@ -237,6 +237,7 @@ def test_a_late_click_that_corrects_a_row_counts_once(tmp_path: Path, ask: Ask) 
 
 
 def test_what_is_printed_names_the_policies_and_their_warnings(spec: Path, log: Path, say: Say) -> None:
+    write_rows(log, rows_of(300, seed=1))
     code, out, err = say("replay", spec, log, "--policy", "uniform", "--policy", "learning@plain")
     assert code == 0
     assert "learning@plain greedy" in out
@@ -244,17 +245,38 @@ def test_what_is_printed_names_the_policies_and_their_warnings(spec: Path, log: 
     assert "learning@plain greedy: its effective sample is" in err
 
 
+def test_a_log_that_cannot_answer_for_a_policy_says_why_beside_what_it_can(
+    spec: Path, log: Path, say: Say
+) -> None:
+    """Given 20 rows, when a greedy policy is estimated, which they show a few times, it has no estimates."""
+    words = ("replay", spec, log, "--policy", "logged", "--policy", "learning@plain")
+    code, out, err = say(*words)
+    assert (code, "refused" in out) == (NoSupport.exit_code, True)
+    assert "learning@plain greedy: refused: its effective sample is" in err
+    code, out, _ = say(*words, "--json")
+    logged, greedy = json.loads(out)["estimates"]["policies"]
+    assert (code, greedy["estimates"], logged["refused"]) == (NoSupport.exit_code, {}, [])
+    assert "would help" in greedy["refused"][0] and logged["estimates"]["snips"]["value"] is not None
+
+
 def test_places_are_counted_as_numbers_are_and_every_item_of_a_file_is_a_candidate(
-    spec: Path, tmp_path: Path, ask: Ask
+    spec: Path, tmp_path: Path, ask: Ask, say: Say
 ) -> None:
     log = write_rows(tmp_path / "log.csv", rows_of(20, seed=1, per_request=11))
     uniform = ["--policy", "uniform", "--bootstrap", "0"]
     places = list(ask("replay", spec, log, *uniform)["estimates"]["policies"][0]["positions"])
     assert places == [str(place) for place in range(1, 12)]
-    write_rows(log, [row for row in rows_of(60, seed=1) if row["item"] in "ab"])
+    halves = {"a": 0.25, "b": 0.75}  # the chances of both, of a log that shows no other
+    shown = [
+        row | {"propensity": halves[row["item"]]} for row in rows_of(400, seed=1) if row["item"] in halves
+    ]
+    write_rows(log, shown)
     assert ask("replay", spec, log, *uniform)["estimates"]["candidates"] == 2
     items = ["--items", write_items(tmp_path / "items.csv")]
-    assert ask("replay", spec, log, *uniform, *items)["estimates"]["candidates"] == len(ITEMS)
+    code, out, _ = say("replay", spec, log, *uniform, *items, "--json")
+    found = json.loads(out)["estimates"]
+    assert (code, found["candidates"]) == (NoSupport.exit_code, len(ITEMS))
+    assert "60% of what it shows is never shown in the log" in found["policies"][0]["refused"][0]
 
 
 def test_a_policy_that_is_none_is_refused(spec: Path, log: Path, refusal: Refuse) -> None:

@@ -12,12 +12,14 @@ import pytest
 from trainer.off_policy.estimates import (
     RATIOS,
     Estimate,
+    Sums,
     interval,
     ratio,
     resampled,
     sums_by_cluster,
     support_of,
 )
+from trainer.off_policy.policies import PolicyWeights
 
 Array = npt.NDArray[Any]
 LIMIT = 2.0
@@ -28,15 +30,15 @@ def estimates_of(
 ) -> dict[str, Estimate]:
     """The three estimates; without requests every row is one, without importance all have 1."""
     sums = sums_of(weight, reward, request, importance)
-    return {name: ratio(sums[:, top], sums[:, below]) for name, (top, below) in RATIOS.items()}
+    return {name: ratio(sums[top], sums[below]) for name, (top, below) in RATIOS.items() if top in sums}
 
 
 def sums_of(
     weight: Array, reward: Array, request: Array | None = None, importance: Array | None = None
-) -> Array:
+) -> Sums:
     request = np.arange(weight.size) if request is None else request
     importance = np.ones(weight.size) if importance is None else importance
-    return sums_by_cluster(request, weight, reward, importance, LIMIT)
+    return sums_by_cluster(request, reward, importance, PolicyWeights("it", weight), LIMIT)
 
 
 @dataclass(frozen=True)
@@ -134,8 +136,9 @@ def test_95_of_100_bootstrapped_intervals_hold_the_truth(bandit: Bandit) -> None
     top, below = RATIOS["snips"]
     inside = 0
     for run in range(300):
-        drawn = resampled(sums_of(*bandit.log(random, 400)), 200, seed=run)
-        found = interval(drawn[:, top], drawn[:, below])
+        sums = sums_of(*bandit.log(random, 400))
+        drawn = resampled(np.column_stack([sums[top], sums[below]]), 200, seed=run)
+        found = interval(*drawn.T)
         assert found is not None
         inside += found[0] <= bandit.truth <= found[1]
     assert 0.91 <= inside / 300 <= 0.985
@@ -163,7 +166,7 @@ def test_the_bootstrap_is_repeatable_and_draws_requests_whole() -> None:
 
 def test_the_support_of_a_policy() -> None:
     weight, reward = np.array([0.0, 4.0, 1.0, 1.0]), np.array([1.0, 1.0, 0.0, 1.0])
-    found = support_of(weight, reward, np.ones(4), sums_of(weight, reward), LIMIT)
+    found = support_of(weight, reward, sums_of(weight, reward), LIMIT)
     assert (found.rows, found.matched, found.mean) == (4, 0.75, 1.5)
     assert (found.largest, found.clipped) == (4.0, 0.25)
     assert found.error == pytest.approx(np.std(weight, ddof=1) / 2)

@@ -99,7 +99,7 @@ def slow_chance(choice: ItemChoice, scores: dict[str, float], item: str) -> floa
 
 
 def test_a_models_estimates_are_those_of_scores_taken_row_by_row(artefact: Artefact, tmp_path: Path) -> None:
-    rows, choices = LOG[:120], [ItemChoice(), ItemChoice("softmax", 0.7), ItemChoice("epsilon", 0.25)]
+    rows, choices = LOG, [ItemChoice(), ItemChoice("softmax", 0.7), ItemChoice("epsilon", 0.25)]
     found = {
         each.name: each for each in estimated(tmp_path, ["shop.arrow"], choices, artefact, rows).policies
     }
@@ -127,7 +127,10 @@ def test_uniform_and_logged_are_their_definitions(tmp_path: Path) -> None:
     clicks = np.array([row["click"] for row in LOG])
     assert uniform.estimates["snips"].value == pytest.approx((weights * clicks).sum() / weights.sum())
     assert uniform.estimates["ips"].value == pytest.approx((weights * clicks).mean())
-    assert [each.value for each in logged.estimates.values()] == [pytest.approx(clicks.mean())] * 3
+    assert {name: each.value for name, each in logged.estimates.items()} == pytest.approx(
+        dict.fromkeys(("ips", "clipped", "snips"), clicks.mean())
+        | dict.fromkeys(("item_position", "rips"), 2 * clicks.mean())  # of lists of two
+    )
     assert (logged.support.largest, logged.difference.value) == (1.0, 0.0)
 
 
@@ -151,7 +154,7 @@ def test_a_learning_policy_judges_every_request_before_it_learns_from_it(
     tmp_path: Path, learner: str, fields: str
 ) -> None:
     """Given requests of two rows, when a row is judged, the model is that of all requests before."""
-    rows = LOG[:24]
+    rows = LOG[:100]
     text = SPEC.replace("alpha = 0.3\n", learner).replace(BRAND, fields)
     (policy,) = estimated(
         tmp_path, ["learning@base"], [ItemChoice("softmax", 1.0)], rows=rows, text=text
