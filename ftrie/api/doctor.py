@@ -42,7 +42,8 @@ class Diagnosis:
 
     findings, errors, warnings: tuples of findings, each with `severity`, `check`, `columns`, `count`, `of`, `unit`,
     `message`, `example`, `where` and `remedy`. rows, rejected, columns: what was read. roles: what the columns were
-    taken for.
+    taken for. examination: how often people look at each position, with `position`, `views`, `clicks`, and with their
+    intervals `theta` and `swaps`; spec_fragment: the lines of a spec that learn from clicks as it says.
     """
 
     def __init__(self, examined: Examined) -> None:
@@ -50,6 +51,8 @@ class Diagnosis:
         self.findings: tuple[Finding, ...] = examined.findings
         self.rows, self.rejected, self.columns = examined.rows, examined.rejected, examined.columns
         self.roles: Mapping[str, str] = examined.roles
+        self.examination = examined.examination
+        self.spec_fragment = examined.spec_fragment if examined.examination else ""
 
     @property
     def errors(self) -> tuple[Finding, ...]:

@@ -80,6 +80,25 @@ def _print(found: Diagnosis) -> None:
         print()
         for line in finding_lines(finding, width):
             print(line)
+    if found.examination:
+        print("\nhow often people look at a position, by all rows and by swaps, with 95 % intervals:")
+        rows = [
+            [
+                each.position,
+                f"{each.views:,.0f}",
+                f"{each.clicks:,.0f}",
+                *map(_interval, (each.theta, each.swaps)),
+            ]
+            for each in found.examination
+        ]
+        terminal.print_table(("position", "views", "clicks", "by all rows", "by swaps"), rows)
+        print(
+            f"\nto learn clicks with these, if the two agree (docs/decide.md):\n\n[input]\n{found.spec_fragment}"
+        )
+
+
+def _interval(found: tuple[float, float, float] | None) -> str:
+    return "" if found is None else "{:.3f} ({:.3f} to {:.3f})".format(*found)
 
 
 def summary(found: Diagnosis, width: int = WIDTH) -> list[str]:

@@ -63,6 +63,16 @@ class ModelSection(Section):
     name: Annotated[str, AfterValidator(_model_name)]
 
 
+def _checked_examination(value: Any) -> Any:
+    right = isinstance(value, list | tuple) and 1 <= len(value) <= MOST_EDGES
+    if not right or not all(_is_number(each) and 0.001 <= each <= 10.0 for each in value):
+        raise ValueError(f"got {value!r}; expected numbers from 0.001 to 10, one a position from 1")
+    return tuple(map(float, value))
+
+
+Examination = Annotated[tuple[float, ...], BeforeValidator(_checked_examination)]
+
+
 class InputSection(Section):
     """How a log row becomes an example: the columns that are not features."""
 
@@ -75,6 +85,8 @@ class InputSection(Section):
     ignore: tuple[str, ...] = ()
     positive: str | tuple[str, ...] | None = None
     views: str | None = None
+    position: str | None = None
+    examination: Examination | None = None
     columns: tuple[str, ...] | None = Field(default=None, min_length=1)
     separator: str | None = Field(default=None, min_length=1, max_length=1)
     quote: Literal["", '"', "'"] | None = None
@@ -96,6 +108,8 @@ class InputSection(Section):
             raise ValueError(
                 "positive: expected values that are not empty; a row without a value is no click"
             )
+        if self.examination is not None and self.position is None:
+            raise ValueError("examination needs position, the column that says where an item was shown")
         if self.columns is not None and "" in self.columns:
             raise ValueError("columns: a name may not be empty")
         if self.columns is not None and len(set(self.columns)) != len(self.columns):
@@ -105,7 +119,8 @@ class InputSection(Section):
     @property
     def named_columns(self) -> tuple[str, ...]:
         """The columns this section names, without `ignore`."""
-        names = (self.label, self.views, self.weight, self.timestamp, self.request, self.cookie, self.item)
+        outcome, keys = (self.label, self.views, self.weight), (self.request, self.cookie, self.item)
+        names = (*outcome, self.timestamp, *keys, self.position)
         return tuple(name for name in names if name is not None)
 
 

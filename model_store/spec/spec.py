@@ -245,7 +245,7 @@ class ModelSpec(Section):
             if name not in taken and (kind := kinds.get(name, "category")) not in (None, WEIGHT)
         }
         optional = {f"fields.{name}" for name, field in fields.items() if field.optional or field.is_derived}
-        named = self._columns({}, ("timestamp", "request", "cookie", "item"))
+        named = self._columns({}, ("timestamp", "request", "cookie", "item", "position"))
         for name, column in (*named, *self._columns(fields)):
             if column not in columns and name not in optional:
                 field, hint = fields.get(name.removeprefix("fields.")), ""
@@ -314,6 +314,7 @@ class ModelSpec(Section):
             names = ("label", "views", "weight", "request", *(("cookie", "item") if histories else ()))
             # Only where the time is used: a log without it can be learned otherwise.
             names = (*names, "timestamp") if times else names
+            names = (*names, "position") if self.input.examination is not None else names
         for name in names:
             if (column := getattr(self.input, name)) is not None:
                 yield f"input.{name}", column

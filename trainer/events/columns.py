@@ -140,7 +140,7 @@ def _under(name: str, path: Path) -> Iterator[Path]:
 
 def _form(specs: Sequence[ModelSpec], name: str) -> Form:
     """Text if fields of several kinds read one column: numbers and sets can be read from text."""
-    if name == specs[0].input.weight:
+    if name in (specs[0].input.weight, specs[0].input.position):
         return "number"
     fields = [
         field

@@ -39,6 +39,8 @@ from trainer.formats.cells import (
     CodedText,
     parse_counts,
     parse_weights,
+    plain,
+    real_column,
     signed_labels,
     text_places,
 )
@@ -95,6 +97,23 @@ class Examples:
         )
 
 
+def examination_of(positions: Any, examination: Sequence[float]) -> tuple[Any, list[tuple[int, str]]]:
+    """How often people look at each position, 1 where it is none; and (row, reason) for these.
+
+    Positions beyond the last one of `examination` are as that one.
+    """
+    numbers, bad = real_column(plain(positions))
+    wrong = ~((numbers >= 1.0) & (np.floor(numbers) == numbers))
+    known = {row for row, _ in bad}
+    bad += [
+        (row, f"got {numbers[row]:g}, expected a position: 1, 2, …".replace("got nan", "missing"))
+        for row in np.flatnonzero(wrong).tolist()
+        if row not in known
+    ]
+    places = np.minimum(np.where(wrong, 1.0, numbers), len(examination)).astype(np.int64) - 1
+    return np.where(wrong, 1.0, np.array(examination)[places]), bad
+
+
 class ExampleMaker:
     """Compiles a resolved spec's layout once, then turns batches into examples.
 
@@ -122,11 +141,22 @@ class ExampleMaker:
         sample = self._draw(batch)
         drawn, bad = sample.batch, dict[int, str]()
         labels, weights, times = self._outcomes(sample, bad)
+        looked = _NO_NUMBERS
+        if self.spec.input.examination is not None:
+            position = str(self.spec.input.position)
+            looked, found = examination_of(drawn.columns[position], self.spec.input.examination)
+            # Where none was clicked it does not matter; a row that is only scored has no position.
+            clicks = labels[0] if labels.ndim == 2 else labels
+            _note(bad, position, [(row, reason) for row, reason in found if clicks[row] > 0.0])
         columns = self._columns(drawn, bad)
         is_good = np.ones(drawn.rows, bool)
         is_good[list(bad)] = False
         good = np.flatnonzero(is_good).astype(np.int32)
         rows, signed, weights = self._outcomes_of(good, labels, weights)
+        if (
+            looked.size
+        ):  # a click where few look stands for those of all who would have clicked (docs/decide.md)
+            weights = np.where(signed > 0.0, 1.0 / looked[rows], 1.0) * (weights if weights.size else 1.0)
         tokens = lay_out(columns, drawn.rows, self.rules.raw, self.crosses, self.feature_rules.owner)
         texts = [column.text for column in columns]
         hashed = self.hashed(rows, np.maximum(signed, 0.0), weights, tokens, texts)

@@ -39,6 +39,7 @@ from trainer.inspect.columns import (
     Repeats,
     mixed,
 )
+from trainer.inspect.examination import Examined, ItemPositions
 from trainer.inspect.findings import Cases, Findings, Severity, cut, listed, percent, words_of
 from trainer.inspect.roles import Roles
 from trainer.learn.metrics.warnings import LabelOrder
@@ -338,6 +339,8 @@ class Positions:
         self._is_field = self._name in roles.fields
         self._views, self._clicks = np.zeros(_POSITIONS + 1), np.zeros(_POSITIONS + 1)
         self._others = 0
+        self._item, self._propensity = roles.item, roles.propensity
+        self._of_items = ItemPositions()
 
     def add(self, rows: CheckedRows) -> None:
         """The positions of the next rows."""
@@ -351,6 +354,17 @@ class Positions:
         places = numbers[fits].astype(np.int64)
         self._views += np.bincount(places, rows.views[fits], _POSITIONS + 1)
         self._clicks += np.bincount(places, rows.clicks[fits], _POSITIONS + 1)
+        if self._item is not None:
+            drawn = np.zeros(places.size)
+            if self._propensity is not None:
+                drawn = number_column(plain(rows.columns[self._propensity]))[0][fits] < 1.0
+            self._of_items.add(
+                rows.hashes[self._item][fits], places, drawn, rows.views[fits], rows.clicks[fits]
+            )
+
+    def examined(self) -> tuple[Examined, ...]:
+        """How often people look at each position, if the clicks on items are enough to say so."""
+        return self._of_items.examined() if not self._others else ()
 
     def find(self, found: Findings) -> None:
         """A note if clicks surely fall with the position."""

@@ -206,6 +206,8 @@ class InspectedLog:
         if self._events is not None:
             found.places = self._events.places
             self._events.find(found)
+        findings = found.in_order()
+        is_biased = any(each.check == "position-bias" for each in findings)
         return Diagnosis(
             inputs=self.names,
             rows=checks.rows,
@@ -216,7 +218,8 @@ class InspectedLog:
             seconds=time.monotonic() - began,
             roles=checks.roles.named,
             is_guessed=self._spec is None,
-            findings=found.in_order(),
+            findings=findings,
+            examination=checks.positions.examined() if checks.positions and is_biased else (),
         )
 
     def _checks(self) -> _Checks:
@@ -283,8 +286,9 @@ class _Checks:
             self._others.append(Times(roles.timestamp, roles.time_form, joined=is_of_events))
         if roles.propensity is not None:
             self._others.append(Propensities(roles))
-        if roles.position is not None:
-            self._others.append(Positions(roles))
+        self.positions = Positions(roles) if roles.position is not None else None
+        if self.positions is not None:
+            self._others.append(self.positions)
 
     def add(self, batch: RowBatch) -> None:
         """Check the next rows."""

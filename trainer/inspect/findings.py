@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.formats.batch import mark_of, split_mark
+from trainer.inspect.examination import Examined, fragment
 
 Int64s = npt.NDArray[np.int64]
 Severity = Literal["error", "warning", "note"]
@@ -36,6 +37,7 @@ CHECKS = (
     "early-clicks",
     "late-clicks",
     "duplicate-clicks",
+    "nothing-seen",
     "time-backwards",
     "time-odd",
     "time-unit",
@@ -88,7 +90,7 @@ class Diagnosis:
 
     columns: examined. clicks and views: of rows whose label is valid; for a log of clicks and views their sums.
     roles: what the columns were taken for, such as {"label": "click"}; is_guessed: without a spec, as `ftrie init`
-    guesses.
+    guesses. examination: how often people look at each position, empty if the log does not say.
     """
 
     inputs: tuple[str, ...]
@@ -101,6 +103,13 @@ class Diagnosis:
     roles: Mapping[str, str]
     is_guessed: bool
     findings: tuple[Finding, ...]
+    examination: tuple[Examined, ...] = ()
+
+    @property
+    def spec_fragment(self) -> str:
+        """The lines of [input] that learn from clicks as `examination` says."""
+        # Of events it is a reserved column, which a spec reads as the items' own member.
+        return fragment(self.examination, self.roles["position"].removeprefix("@"))
 
     @property
     def errors(self) -> tuple[Finding, ...]:
@@ -141,6 +150,7 @@ class Diagnosis:
             "is_guessed": self.is_guessed,
             **{f"{severity}s": len(self.of_severity(severity)) for severity in SEVERITIES},
             "findings": [asdict(finding) for finding in self.findings],
+            **({"examination": [asdict(each) for each in self.examination]} if self.examination else {}),
         }
 
 

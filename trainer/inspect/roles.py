@@ -99,6 +99,7 @@ def roles_by_spec(spec: ModelSpec, columns: Sequence[str], profiles: Sequence[Pr
     roles = Roles(
         **{role: getattr(given, role) for role in ROLES_WITH_ONE_COLUMN},
         positive=given.positive,
+        position=given.position,
         time_form=time_format(spec),
         fields=found,
         ignored=frozenset(columns) - found.keys() - set(given.named_columns),
@@ -179,6 +180,6 @@ def _with_positions(roles: Roles, columns: Sequence[str]) -> Roles:
             (name for name in free if words & set(name_words(name)) and len(name_words(name)) <= most), None
         )
 
-    position = POSITION if POSITION in columns else named(_POSITIONS, 2)
+    position = roles.position or (POSITION if POSITION in columns else named(_POSITIONS, 2))
     propensity = PROPENSITY if PROPENSITY in columns else named(_PROPENSITIES, 4)
     return replace(roles, position=position, propensity=propensity)

@@ -27,9 +27,10 @@ from model_store.versions.online_metrics import (
     OnlineMetrics,
     OnlineSums,
 )
-from trainer.events.columns import BUCKET, CTR, VARIANT, VERSION
+from trainer.events.columns import BUCKET, CTR, POSITION, VARIANT, VERSION
 from trainer.events.join import Closed, Joined
 from trainer.events.waiting_rows import Segments
+from trainer.examples.hashing import examination_of
 from trainer.publish.rollback import Evidence
 
 REMEMBERED_MINUTES = 120
@@ -51,9 +52,13 @@ class OnlineAccumulator:
     too_late: requests that are in no cell, as they are REMEMBERED_MINUTES or more older than the latest one.
     """
 
-    def __init__(self, variants: Sequence[str] = ()) -> None:
-        """variants: those of the spec, for `totals` and `recent`; all others are added up under NO_VARIANT."""
+    def __init__(self, variants: Sequence[str] = (), examination: Sequence[float] | None = None) -> None:
+        """variants: those of the spec, for `totals` and `recent`; all others are added up under NO_VARIANT.
+
+        examination: of positions, by which a ctr, that of an item people look at, becomes one of an item shown there.
+        """
         self.too_late = 0
+        self._examination = examination
         self._totals = {name: np.zeros(len(SUMS), np.int64) for name in variants}
         self._known = frozenset(variants)
         self._cells: dict[tuple[int, str], OnlineCell] = {}
@@ -69,7 +74,7 @@ class OnlineAccumulator:
         """Count the closed requests. O(rows) in numpy, and one step of Python for each cell that changes."""
         if not len(joined.closed):
             return
-        requests = ClosedRequests.of(joined.closed, rows)
+        requests = ClosedRequests.of(joined.closed, rows, self._examination)
         self._add_evidence(requests)
         self._add_totals(requests)
         for cell, added in _by_cell(requests.only(self._in_time(requests.minute))):
@@ -286,22 +291,20 @@ class ClosedRequests:
     sums: Int64s
 
     @classmethod
-    def of(cls, closed: Closed, rows: Segments) -> ClosedRequests:
+    def of(cls, closed: Closed, rows: Segments, examination: Sequence[float] | None = None) -> ClosedRequests:
         """The sums of each request that has at least one item."""
         shows = closed.rows > 0
         count = closed.rows[shows].astype(np.int64)
         first = np.cumsum(count) - count
         within = np.arange(int(count.sum())) - np.repeat(first, count)
-        columns = _gathered(
-            rows.gather(
-                np.repeat(closed.segment[shows], count),
-                np.repeat(closed.row[shows], count) + within,
-                tuple(_COLUMNS),
-            )
-        )
+        kinds = _COLUMNS if examination is None else {**_COLUMNS, POSITION: pa.int64()}
+        row = np.repeat(closed.row[shows], count) + within
+        columns = _gathered(rows.gather(np.repeat(closed.segment[shows], count), row, tuple(kinds)), kinds)
         codes, variants = _codes(columns[VARIANT].take(pa.array(first)))
         version = pc.fill_null(columns[VERSION].take(pa.array(first)), 0)
         ctr = pc.fill_null(columns[CTR], np.nan).to_numpy(zero_copy_only=False)
+        if examination is not None:
+            ctr = ctr * examination_of(columns[POSITION], examination)[0]
         return cls(
             minute=closed.time_us[shows] // MINUTE_US,
             version=version.to_numpy(zero_copy_only=False).astype(np.int64),
@@ -329,7 +332,9 @@ class ClosedRequests:
         return replace(self, **arrays)
 
 
-def _gathered(runs: Iterator[tuple[int, dict[str, pa.Array]]]) -> dict[str, pa.Array]:
+def _gathered(
+    runs: Iterator[tuple[int, dict[str, pa.Array]]], kinds: Mapping[str, pa.DataType]
+) -> dict[str, pa.Array]:
     parts = [columns for _, columns in runs]
     return {
         name: pa.concat_arrays(
@@ -339,7 +344,7 @@ def _gathered(runs: Iterator[tuple[int, dict[str, pa.Array]]]) -> dict[str, pa.A
             ]
             or [pa.array([], kind)]
         )
-        for name, kind in _COLUMNS.items()
+        for name, kind in kinds.items()
     }
 
 

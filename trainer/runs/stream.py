@@ -197,7 +197,7 @@ class EventLoop(StreamLoop):
         before = self._saved.checkpoint
         self._saved_rows = before.description.rows if before is not None else -1
         self.merger, self.join, self.segments = merger, join, segments
-        self.online = OnlineAccumulator(tuple(model.spec.variants))
+        self.online = OnlineAccumulator(tuple(model.spec.variants), model.spec.input.examination)
         self._events = EventRows(merger, join, segments, model.spec)
         self.histories = self._events.histories.users if self._events.histories is not None else None
         self._on_joined = on_joined

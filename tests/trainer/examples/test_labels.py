@@ -125,6 +125,24 @@ def test_a_row_of_counts_is_its_clicks_and_its_other_views(rows, tmp_path_factor
     )
 
 
+def test_a_click_weighs_by_how_few_look_where_it_was_and_a_position_that_is_none_rejects_its_row(
+    tmp_path: Path,
+) -> None:
+    given = 'label = "y"\nweight = "w"\nposition = "p"\nexamination = [1.0, 0.5, 0.25]'
+    lines = ["1,1,1", "0,1,2", "1,3,2", "1,1,7", "0,1,", "1,1,0", "1,1,1.5", "1,1,", "1,1,x"]
+    log = write(tmp_path / "log.csv", "y,w,p,ad,sites", *(f"{line},a,s" for line in lines))
+    (found,) = examples(log, given)
+    assert found.hashed.weights.tolist() == [1.0, 1.0, 6.0, 4.0, 1.0]
+    assert [each.reason for each in found.rejects] == [
+        *(f"p: got {value}, expected a position: 1, 2, …" for value in ("0", "1.5")),
+        "p: missing, expected a position: 1, 2, …",
+        "p: got 'x', expected a number",
+    ]
+    counted = write(tmp_path / "counts.csv", "clicks,views,p,ad,sites", "2,5,2,a,s")
+    (found,) = examples(counted, GIVEN + '\nposition = "p"\nexamination = [1.0, 0.5]')
+    assert (found.hashed.labels.tolist(), found.hashed.weights.tolist()) == ([1.0, 0.0], [4.0, 3.0])
+
+
 def counts(folder: Path, rows: Iterable[tuple[int, int, int]]) -> tuple[Path, Path]:
     """Rows of clicks, other views and a weight as a log of counts, and written out as a log of weighted labels."""
     short, long = ["clicks,views,w,ad,sites"], ["y,w,ad,sites"]

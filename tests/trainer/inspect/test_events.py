@@ -82,6 +82,23 @@ def test_every_defect_of_events_is_found_in_one_log_of_them(tmp_path: Path) -> N
     assert (found.rejected, only(found, "rejected-rows").where) == (1, f"{tmp_path}/clicks.jsonl:{every + 1}")
 
 
+def test_a_spec_that_needs_what_was_seen_needs_events_that_say_so(tmp_path: Path) -> None:
+    impressions, clicks = logs()
+    given = parse_spec(
+        '[model]\nname = "m"\n[input]\nlabel = "click"\n[fields]\nprice = {}\n[join]\nnegatives = "seen"\n'
+    )
+    found = diagnosis(impressions, clicks, tmp_path, spec=given)
+    assert [each.severity for each in found.of_check("nothing-seen")] == ["error"]
+    seen = [
+        {"request_id": each["request_id"], "ts": each["ts"], "event": "seen", "position": 1}
+        for each in impressions
+    ]
+    found = diagnosis(
+        impressions, sorted([*clicks, *seen], key=lambda each: each["ts"]), tmp_path, spec=given
+    )
+    assert not found.of_check("nothing-seen") and not found.of_check("clicks-not-shown") and found.rows < ROWS
+
+
 def test_few_orphans_are_a_warning_and_many_duplicates_an_error(tmp_path: Path) -> None:
     impressions, clicks = logs()
     for click in clicks[100:102]:

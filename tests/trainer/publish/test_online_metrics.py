@@ -15,7 +15,7 @@ import pytest
 from model_store.ratios import BUCKETS
 from model_store.store import Store
 from model_store.versions.online_metrics import CTR_UNIT, SUMS, OnlineCell, OnlineSums
-from trainer.events.columns import BUCKET, CTR, VARIANT, VERSION
+from trainer.events.columns import BUCKET, CTR, POSITION, VARIANT, VERSION
 from trainer.events.join import Closed, Joined
 from trainer.events.waiting_rows import Segments
 from trainer.publish.online_metrics import MOST_VERSIONS, OnlineAccumulator
@@ -64,6 +64,9 @@ def closing(requests: list[Request], segments: Segments, positive: str = "click"
                 VERSION: pa.array(version, pa.int64()) if any(version) else pa.nulls(len(rows)),
                 VARIANT: pa.array([v and v.encode() for v in variant], pa.binary()),
                 BUCKET: pa.array(bucket, pa.uint8()),
+                POSITION: pa.array(
+                    [place for r in some for place in range(1, len(r["ctr"]) + 1)], pa.int64()
+                ),
                 CTR: pa.array(ctr, pa.float64()),
             }
         )
@@ -165,6 +168,22 @@ def test_what_nobody_saw_is_no_exposure_and_the_record_and_the_state_have_it_onl
     restored = OnlineAccumulator(["base"])
     restored.restore(online.state())
     assert restored.totals() == online.totals() and online.totals()["base"].unseen > 0
+
+
+def test_a_ctr_of_those_who_look_is_compared_with_clicks_at_its_position(added: Added) -> None:
+    requests = drawn(40, seed=7)
+    looked = [1.0, 0.5, 0.25]
+    there = [
+        each | {"ctr": [ctr and ctr * looked[min(k, 2)] for k, ctr in enumerate(each["ctr"])]}
+        for each in requests
+    ]
+    found = added(OnlineAccumulator((), looked), requests).evidence()
+    expected = added(OnlineAccumulator(), there).evidence()
+    assert (
+        found.keys() == expected.keys()
+        and found[1].expected < added(OnlineAccumulator(), requests).evidence()[1].expected
+    )
+    assert all(found[v].expected == pytest.approx(expected[v].expected, abs=1e-6) for v in found)
 
 
 def test_only_what_changed_is_written_and_it_expires(added: Added, store: Store) -> None:
