@@ -333,6 +333,9 @@ def _print_report(effect: float, found: Outcomes) -> None:
     listed = [*((name or NAMELESS, each) for name, each in found.variants.items()), (ALL, found.all)]
     print(found.verdict.text)
     print_table(COLUMNS, [_row(name, outcome) for name, outcome in listed])
+    if found.all.sums.seen_share is not None:
+        seen = (f"{name} {each.sums.seen_share or 1.0:.1%}" for name, each in listed)
+        print(f"\nseen, of the items in lists: {', '.join(seen)}; the others are not in the figures")
     print()
     for line in picture(listed):
         print(line)
@@ -416,6 +419,7 @@ def _plain(outcome: Outcome) -> dict[str, Any]:
         rates |= {name: rate.value, f"{name}_interval": rate.interval}
     return {
         **asdict(outcome.sums),
+        "seen_share": outcome.sums.seen_share,
         "buckets": outcome.buckets,
         **rates,
         "difference": outcome.difference,

@@ -158,7 +158,9 @@ class Recent:
         with self._lock:
             if self._served is None or self._served[0] != traffic.at:
                 catalogue = {name for name, _ in self._feed.store.records.scan_items()}
-                self._served = (traffic.at, served_of(traffic, catalogue))
+                spec = self._feed.model(self._model).spec
+                only_seen = spec is not None and spec.join.negatives == "seen"
+                self._served = (traffic.at, served_of(traffic, catalogue, only_seen))
             return self._served[1]
 
     def _read(self) -> RecentTraffic:
@@ -199,12 +201,26 @@ class _Shown:
     clicked: bool
 
 
-def served_of(traffic: RecentTraffic, catalogue: set[str]) -> Served:
-    """The items of impressions, with their clicks. An event that cannot be read is left out. O(bytes)."""
-    clicked = set()
+def served_of(traffic: RecentTraffic, catalogue: set[str], only_seen: bool = False) -> Served:
+    """The items of impressions that count as shown (docs/join.md, What was seen), with their clicks. O(bytes).
+
+    An event that cannot be read is left out.
+    """
+    clicked, looked_at = set[tuple[str, str]](), set[tuple[str, str]]()
+    seen_to, activated = dict[str, int](), set[str]()
     for event in map(_event, traffic.clicks):
-        if event.get("event", "click") == "click":
-            clicked.add((str(event.get("request_id")), str(event.get("item"))))
+        what, request, position = (
+            event.get("event", "click"),
+            str(event.get("request_id")),
+            event.get("position"),
+        )
+        if what == "click":
+            clicked.add((request, str(event.get("item"))))
+        elif what == "activated":
+            activated.add(request)
+        elif isinstance(position, int):
+            seen_to[request] = max(position, seen_to.get(request, 0))
+        looked_at.add((request, str(event.get("item"))))
     shown = []
     for event in map(_event, traffic.impressions):
         request, variant, items = (
@@ -212,9 +228,13 @@ def served_of(traffic: RecentTraffic, catalogue: set[str]) -> Served:
             str(event.get("variant") or ""),
             event.get("items"),
         )
-        for item in items if isinstance(items, list) else ():
+        if event.get("event") == "deferred" and request not in activated:
+            continue
+        for place, item in enumerate(items if isinstance(items, list) else (), 1):
             if isinstance(item, dict) and "id" in item:
                 name, ctr = str(item["id"]), item.get("ctr")
+                if only_seen and (request, name) not in looked_at and place > seen_to.get(request, 0):
+                    continue
                 known = ctr if isinstance(ctr, float) and 0.0 < ctr < 1.0 else None
                 shown.append(_Shown(name, variant, known, (request, name) in clicked))
     return Served(_exposure(shown, catalogue), tuple(_calibration(shown)))

@@ -55,6 +55,11 @@ class OnlineSums:
     positives: int = 0
     unseen: int = 0
 
+    @property
+    def seen_share(self) -> float | None:
+        """Items that were seen, of those in lists; None where nothing says which were."""
+        return self.shown / (self.shown + self.unseen) if self.unseen else None
+
 
 SUMS = tuple(each.name for each in fields(OnlineSums))
 

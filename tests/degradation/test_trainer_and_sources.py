@@ -20,6 +20,17 @@ from tests.worlds import event_logs
 AN_HOUR_MS = 3_600_000
 MANY = 15_000  # so many that they are not all read ahead before the first line of status
 APART_MS = 50
+OF_SEEN = """
+[model]
+name = "hotels"
+[input]
+label = "click"
+[fields]
+price = { side = "item", kind = "number", bucket = "log" }
+[join]
+window = "5m"
+negatives = "seen"
+"""
 
 
 @pytest.mark.slow
@@ -67,6 +78,52 @@ def test_events_that_cannot_be_learned_from(of_streams: OfStreams, recovered: Re
     with Store.open(system.valkey.url) as store:
         stream = store.dead_letters(NAME)  # written after the count
         eventually(lambda: [letter.json for _, letter in stream.latest(3)][::-1] == bad, "the dead letters")
+
+
+def visits(first: int, seen: bool) -> list[dict[str, object]]:
+    """Lists of four items, of which the first two are seen and one list in five has a click; then an hour passes."""
+    found: list[dict[str, object]] = []
+    for number in range(first, first + 100):
+        common = {"request_id": f"v{number}", "ts": 1_700_000_000 + 60 * first + number}
+        items = [
+            {"id": f"h{(number + k) % 7}", "position": k + 1, "features": {"price": 50 + k}} for k in range(4)
+        ]
+        found.append({**common, "items": items})
+        if seen:
+            found.append({**common, "event": "seen", "position": 2})
+        if number % 5 == 0:
+            found.append({**common, "item": items[1]["id"]})
+    return [*found, {"request_id": f"end{first}", "ts": 1_700_003_600 + 60 * first, "items": []}]
+
+
+def test_seen_events_are_lost(tmp_path: Path, recovered: Recovered) -> None:
+    events = tmp_path / "events.jsonl"
+    valkey = Valkey(tmp_path)
+    try:
+        trainer: Learning | None = None
+        statuses = []
+        for first, seen in ((0, True), (200, False), (400, True)):
+            with events.open("a") as log:
+                log.writelines(json.dumps(event) + "\n" for event in visits(first, seen))
+            recovered.from_now()
+            if trainer is None:
+                flags = ["--from", events, "--once"]
+                trainer = Learning(tmp_path, valkey.url, flags, OF_SEEN)
+            else:
+                trainer.start()
+            assert trainer.process.wait(LONG_S) == 0, trainer.said()
+            statuses.append(trainer.lines()[-1])
+        before, lost, again = statuses
+        recovered.when(lambda: served(valkey.url, again), "what was learned again is served", LONG_S)
+    finally:
+        valkey.kill()
+    joined = [each["join"] for each in statuses]
+    assert [(each["positives"], each["negatives"], each["unseen"]) for each in joined] == [
+        (20, 180, 200), (40, 180, 580), (60, 360, 780),
+    ]  # fmt: skip
+    (said,) = lost["warnings"]
+    assert "no `seen` or `activated` event came" in said and "380 rows were dropped" in said
+    assert before["warnings"] == again["warnings"] == []
 
 
 def test_entry_has_an_id_from_the_future(of_streams: OfStreams, recovered: Recovered) -> None:

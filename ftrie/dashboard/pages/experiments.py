@@ -36,6 +36,7 @@ from ftrie.outcomes import NAMELESS, NEEDED, POWER, Outcomes, Rate, outcomes
 from model_store.errors import ExperimentError, InputError
 from model_store.versions.audit import By
 from model_store.versions.model_versions import ModelVersions
+from model_store.versions.online_metrics import OnlineSums
 
 MOST_POINTS = 1_800
 MOST_GROUPS = 180
@@ -179,7 +180,7 @@ def _tiles(view: View, found: ExperimentFigures) -> str:
     return tiles(
         [
             ("Requests", f"{whole.requests:,}", f"in the {duration(60.0 * view.hours * 60)} chosen"),
-            ("Items shown", f"{whole.shown:,}", ""),
+            ("Items shown", f"{whole.shown:,}", _seen(whole)),
             ("Clicks", f"{whole.clicks:,}", f"{whole.conversions:,} conversions"),
             ("Click rate", percent(rate.value, 3), calibration),
             (
@@ -190,6 +191,10 @@ def _tiles(view: View, found: ExperimentFigures) -> str:
             ("Experiment", f"revision {experiment.revision}" if experiment else "none", kind),
         ]
     )
+
+
+def _seen(sums: OnlineSums) -> str:
+    return "" if sums.seen_share is None else f"{percent(sums.seen_share, 1)} seen of those in lists"
 
 
 def _rates(found: ExperimentFigures) -> list[dict[str, Any]]:

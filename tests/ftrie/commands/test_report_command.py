@@ -9,7 +9,7 @@ import pytest
 from ftrie.commands.experiment import PICTURE_WIDTH, picture
 from ftrie.outcomes import outcomes
 from model_store.store import Store
-from model_store.versions.online_metrics import OnlineCell, Slot
+from model_store.versions.online_metrics import SUMS, OnlineCell, Slot
 from tests.ftrie.conftest import Ask, Say
 from tests.worlds import online_cell
 
@@ -50,6 +50,21 @@ def counted(store: Store, now: int) -> None:
             (now - 8, "plain"): served(10_000, 2_500, promised=5_000, version=2, seed=4),
         }
     )
+
+
+def test_the_share_that_was_seen_is_said_where_something_tells_it(
+    say: Say, ask: Ask, store: Store, now: int
+) -> None:
+    cell = served(1_000, 300)
+    store.model("ads").online.write({(now - 9, "base"): cell})
+    assert "seen" not in say(*REPORT)[1] and ask(*REPORT)["all"]["seen_share"] is None
+    buckets = cell.buckets.copy()
+    buckets[0, SUMS.index("unseen")] = 30_000
+    store.model("ads").online.write(
+        {(now - 9, "base"): OnlineCell(buckets, (1, 1)), (now - 9, "plain"): cell}
+    )
+    assert "\nseen, of the items in lists: base 25.0%, plain 100.0%, all 40.0%;" in say(*REPORT)[1]
+    assert ask(*REPORT)["variants"]["base"]["seen_share"] == 0.25
 
 
 @pytest.mark.usefixtures("counted")

@@ -7,6 +7,7 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from ftrie.dashboard.pages.features import Explorer
 from ftrie.dashboard.pages.learning import SliceQuery, Slices, fields_of, metric_rows
 from ftrie.dashboard.pages.models import chain_text, version_lines
 from ftrie.dashboard.pages.try_it import TryIt, changed, moves
-from ftrie.dashboard.shared import Models, Recent
+from ftrie.dashboard.shared import Models, Recent, RecentTraffic, served_of
 from ftrie.draw.charts import thinned
 from model_store.errors import FtrieError
 from model_store.store import Store
@@ -156,6 +157,31 @@ def test_exposure_and_calibration_are_those_of_the_streams(feed: Feed, traded: s
         rated = sorted(item["ctr"] for item in shown if item["event"]["variant"] == variant)
         assert rows[0]["predicted"] >= rated[0] and rows[-1]["predicted"] <= rated[-1]
         assert [row["predicted"] for row in rows] == sorted(row["predicted"] for row in rows)
+
+
+def test_what_nobody_saw_is_not_counted_as_shown() -> None:
+    items = [{"id": each, "ctr": 0.1} for each in "abcd"]
+    shown: list[dict[str, Any]] = [{"request_id": f"r{n}", "items": items} for n in range(3)]
+    shown[2]["event"] = "deferred"
+    told = [
+        {"request_id": "r0", "event": "seen", "position": 2},
+        {"request_id": "r0", "item": "d"},
+        {"request_id": "r1", "event": "seen", "item": "c"},
+        {"request_id": "r1", "event": "conversion", "item": "a"},
+        {"request_id": "r2", "event": "seen", "item": "a"},
+    ]
+    for only_seen, activated, expected in (
+        (True, [], {"a": 2, "b": 1, "c": 1, "d": 1}),
+        (False, [], {"a": 2, "b": 2, "c": 2, "d": 2}),
+        (True, [{"request_id": "r2", "event": "activated"}], {"a": 3, "b": 1, "c": 1, "d": 1}),
+    ):
+        payloads = [
+            [json.dumps(event).encode() for event in events] for events in (shown, [*told, *activated])
+        ]
+        traffic = RecentTraffic(0.0, tuple(payloads[0]), tuple(payloads[1]), (), TemporaryDirectory())
+        found = served_of(traffic, {"a", "e"}, only_seen).exposure
+        assert {each.item: each.shown for each in found.items} == expected
+        assert found.never == ("e",) and sum(each.clicks for each in found.items) == 1
 
 
 def test_slices_are_those_of_the_rows(feed: Feed, state: ModelState, traded: str) -> None:
