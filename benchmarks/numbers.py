@@ -28,7 +28,7 @@ def _table(name: str) -> str:
     command = (
         "train"
         if name == "variants"
-        else re.sub("_(vw|pruned|links|cost|scaling|speed|loss|many)$", "", name)
+        else re.sub("_(vw|pruned|links|cost|scaling|speed|loss|many|peers)$", "", name)
     )
     if not path.exists():
         return f"Not measured yet: `ftrie bench {command}`."
