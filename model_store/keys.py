@@ -46,6 +46,7 @@ SNAPSHOT, DELTA = "snapshot", "delta"
 _MODEL_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 # 16 digits hold 2^53 - 1; longer ones are refused before they are parsed.
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,15}")
+_HASH = re.compile(rb"[0-9a-f]{16}")
 _MODEL_KEY = re.compile(r"ftrie:\{([A-Za-z0-9._-]+)\}:")
 # Later times raise in `datetime`.
 _LATEST_S = 253_402_300_799  # the end of the year 9999
@@ -184,6 +185,15 @@ def audit_entry(key: str, entry: bytes, found: Mapping[bytes, bytes]) -> tuple[d
         )
         raise unreadable(key, why)
     return at, [found[name.encode()].decode("utf-8", "backslashreplace") for name in AUDIT_TEXTS]
+
+
+def forget_entry(key: str, entry: bytes, found: Mapping[bytes, bytes]) -> tuple[int, list[int]]:
+    """An entry of `forget`: the 64-bit hashes of a cookie and of requests. Raises UnreadableValue."""
+    cookie, requests = (found.get(name, b"") for name in (b"cookie", b"requests"))
+    if not _HASH.fullmatch(cookie) or not all(map(_HASH.fullmatch, requests.split())):
+        why = f"entry {shown(entry)}: got {shown(cookie)} and {shown(requests)}, expected 64-bit hashes in hexadecimal"
+        raise unreadable(key, why)
+    return int(cookie, 16), [int(each, 16) for each in requests.split()]
 
 
 def unreadable(key: str, why: str) -> UnreadableValue:
@@ -401,6 +411,15 @@ class ModelKeys:
         "what operators changed: `who`, `tool`, `action`, `before`, `after`, below; about 10,000 entries",
         written="`ftrie store`, `ftrie experiment`, `ftrie.Store`, the dashboard",
         read="`ftrie store audit`",
+        kept="trimmed",
+        ids=RENUMBERED,
+    )
+    forget = Key(
+        "stream",
+        "who is to be [forgotten](decide.md#forgetting-a-person): `cookie`, `requests`, as 64-bit hashes; about 10,000 "
+        "entries",
+        written="`ftrie store forget`",
+        read="the trainer",
         kept="trimmed",
         ids=RENUMBERED,
     )
@@ -679,7 +698,7 @@ ROLES = (
         OPERATOR,
         # `eval`, `rename`, `xsetid`: renumber.lua, which a repair queues in a transaction.
         f"{_OPENS} info {_READS} {_WRITES} {_SCRIPTS} eval rename xsetid",
-        ("store check",),
+        ("store check", "store forget"),
         "%RW~ftrie:*",
     ),
     Role(FEEDBACK, f"{_OPENS} xadd", ()),

@@ -13,6 +13,7 @@ from model_store.redis.connection import StoreConnection
 from model_store.versions.model_versions import ModelVersions
 
 if TYPE_CHECKING:
+    from model_store.forget import ForgetStream, Forgotten
     from model_store.store_check import Finding
     from model_store.streams.event_streams import DeadLetters, EventStream
     from model_store.streams.feedback import Feedback
@@ -140,6 +141,18 @@ class Store:
         from model_store.store_check import check
 
         return check(self._connection, models, repair=repair)
+
+    def forget(self, cookie: str, model: str | None = None, **options: Any) -> Forgotten:
+        """Remove what the store has of a cookie, and have trainers forget it: `model_store.forget.forget`."""
+        from model_store.forget import forget
+
+        return forget(self._connection, cookie, model, **options)
+
+    def to_forget(self, model: str) -> ForgetStream:
+        """Those whom a model's trainers are to forget. Raises UsageError for an invalid name."""
+        from model_store.forget import ForgetStream
+
+        return ForgetStream(self._connection, model)
 
     def replication(self) -> tuple[bool, float] | None:
         """See `StoreConnection.replication`."""

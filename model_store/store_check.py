@@ -36,6 +36,7 @@ from model_store.keys import (
     RecordKeys,
     audit_entry,
     counter,
+    forget_entry,
     number,
     online_cell,
     record,
@@ -174,6 +175,10 @@ def _entry(key: str, name: bytes, value: Mapping[bytes, bytes], limits: _Limits)
     return _unreadable(lambda: audit_entry(key, name, value), key)
 
 
+def _forget(key: str, name: bytes, value: Mapping[bytes, bytes], limits: _Limits) -> str | None:
+    return _unreadable(lambda: forget_entry(key, name, value), key)
+
+
 def _history(key: str, name: bytes, value: bytes, limits: _Limits) -> str | None:
     found = _unreadable(lambda: check_record(value))
     return found and found.removeprefix("got ")
@@ -195,6 +200,7 @@ PARTS: Mapping[AnyKey, Sequence[_Part]] = {
     ModelKeys.outcomes: [_CELLS],
     ModelKeys.outcomes_of_hour: [_CELLS],
     ModelKeys.audit: [_Part(_entry, "who changed what", "the entry is removed")],
+    ModelKeys.forget: [_Part(_forget, "hashes of a cookie and of requests", "the entry is removed")],
     RecordKeys.history: [
         _Part(_history, "a user's history", "removed; the trainer writes it again with the user's next event")
     ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -176,6 +176,58 @@ def check(
         remedy = "they cannot be repaired" if repair else "run again with --repair"
         note(f"{counted(wrong, 'invalid value')}; {remedy}")
         raise typer.Exit(StoreError.exit_code)
+
+
+def forget(
+    cookie: Annotated[str, Argument("The person's cookie, the id of their record.", "COOKIE")],
+    model: Annotated[str | None, Flag("Only this model; the record stays.", "NAME")] = None,
+    file: Annotated[
+        list[Path] | None,
+        Flag(
+            "A file of impressions, clicks, recorded requests or shadows: their lines are removed. None that a trainer "
+            "follows. Repeatable.",
+            "FILE",
+            file="writes",
+        ),
+    ] = None,
+    dry_run: Annotated[bool, Flag("Only show what would be removed.")] = False,
+    wait: Annotated[
+        float, Flag("How long running trainers are waited for, in seconds.", "S", min=0.0)
+    ] = 10.0,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Forget a person: their record, histories, events, pins, and what running trainers hold of them.
+
+    Says what is kept, and what the store cannot reach. Exit code 5 if a running trainer has not forgotten in time.
+    """
+    from model_store.errors import StoreError, counted
+    from model_store.store import Store
+    from model_store.versions.audit import By
+
+    by, files = By("ftrie store forget"), file or []
+    with Store.open(store) as opened:
+        found = opened.forget(cookie, model, files=files, dry_run=dry_run, wait_s=wait, by=by, on_junk=warn)
+    late = 0 if dry_run else sum(not each.forgot for each in found.trainers)
+    if as_json:
+        print_json({**vars(found), "late": late})
+    else:
+        _print_tables(
+            *(_table(each) for each in (found.models, found.trainers) if each),
+            *([(["file", "lines"], [*map(list, found.files.items())])] if files else []),
+            (["not reached", "what to do"], [*map(list, found.elsewhere.items())]),
+        )
+        what = "a user record" if found.record else "no user record"
+        note(f"{'would remove' if dry_run else 'removed'} the above, and {what}; {found.model_keeps}")
+    if late:
+        note(
+            f"{counted(late, 'running trainer')} did not say in time that it has forgotten; run the command again"
+        )
+        raise typer.Exit(StoreError.exit_code)
+
+
+def _table(rows: Sequence[Any]) -> Table:
+    return [name.replace("_", " ") for name in vars(rows[0])], [[*vars(row).values()] for row in rows]
 
 
 def inspect(
@@ -515,6 +567,7 @@ store.command("resume", epilog="Example: ftrie store resume ads")(resume)
 store.command("audit", epilog="Example: ftrie store audit ads --last 5")(audit)
 store.command("gc", epilog="Example: ftrie store gc ads --keep 3 --dry-run")(gc)
 store.command("check", epilog="Example: ftrie store check ads --repair")(check)
+store.command("forget", epilog="Example: ftrie store forget u1 --dry-run")(forget)
 store.command("inspect", epilog="Example: ftrie store inspect ads --prefix 'age*'")(inspect)
 store.command("import", epilog="Example: ftrie store import ads model.json --spec ads.toml")(import_)
 store.command("export", epilog="Example: ftrie store export ads model.arrow --version 7")(export)

@@ -114,6 +114,12 @@ class Records(Lookups):
             self._store.each([(key, [(b"SET", key, record, b"PX", lasts)]) for key, record in keyed])
         return len(keyed)
 
+    def remove_histories(self, model: str, cookies: Iterable[bytes]) -> None:
+        """Remove the histories of these users for a model."""
+        with self._store.answers():
+            keys = [history_key(model, cookie) for cookie in cookies]
+            self._store.each([(key, [(b"UNLINK", key)]) for key in keys])
+
     def _put(
         self, prefix: bytes, records: Iterable[tuple[str, Mapping[str, str]]], on_progress: Progress | None
     ) -> int:

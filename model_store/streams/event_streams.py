@@ -117,7 +117,7 @@ class EventStream:
         info = _info(about)
         return Read(
             ids=_ids(entries),
-            payloads=[_payload(entry, fields) for entry, fields in entries],
+            payloads=[payload_of(entry, fields) for entry, fields in entries],
             now_us=seconds * 1_000_000 + micros // 1000 * 1000,
             first_id=info.first_id,
             removed=None if info.added is None else info.added - info.length,
@@ -137,7 +137,7 @@ class EventStream:
         with self._store.answers(), self._client.pipeline(transaction=False) as pipe:
             pipe.execute_command("XREVRANGE", self.key, "+", "-", "COUNT", count)
             (entries,) = _checked(self.key, pipe.execute(raise_on_error=False))
-        return [_payload(entry, fields) for entry, fields in reversed(entries)]
+        return [payload_of(entry, fields) for entry, fields in reversed(entries)]
 
     def info(self) -> StreamInfo:
         """The present state. One round trip."""
@@ -193,7 +193,7 @@ def _ids(entries: Sequence[tuple[bytes, Any]]) -> npt.NDArray[np.int64]:
     return np.array([entry_id(entry) for entry, _ in entries], np.int64).reshape(-1, 2)
 
 
-def _payload(entry: bytes, fields: Mapping[bytes, bytes]) -> bytes:
+def payload_of(entry: bytes, fields: Mapping[bytes, bytes]) -> bytes:
     """The event as JSON on one line; line feeds between members become spaces."""
     payload = fields.get(JSON_FIELD)
     if payload is None:

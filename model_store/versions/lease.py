@@ -46,7 +46,7 @@ class TrainerLease:
         keys = ModelKeys(model)
         self.keys = (keys.lease(partition), keys.epoch)
         self._rows = 0
-        self._clock = connection.clock
+        self._store, self._clock = connection, connection.clock
         # The lease of another owner as last found: its until_ms, and when it ends by this process's clock.
         self._until_ms, self._ends_s = 0, -math.inf
         self._run = connection.script("lease")
@@ -83,6 +83,17 @@ class TrainerLease:
         """End the lease now, and record `rows` as `renew` does. Raises StaleEpoch if another trainer has it."""
         self._rows = self._rows if rows is None else rows
         self._checked(self._ask("release", self.epoch))
+
+    def has_forgotten(self, entry: str) -> None:
+        """Record up to which entry of `forget` the holder has forgotten."""
+        with self._store.answers(self.keys[0]):
+            self._store.at(self.keys[0]).hset(self.keys[0], "forgot", entry)
+
+    def forgot(self) -> str:
+        """The entry last recorded, by this holder or one before; empty if there is none."""
+        with self._store.answers(self.keys[0]):
+            found: bytes | None = self._store.at(self.keys[0]).hget(self.keys[0], "forgot")
+        return (found or b"").decode("ascii", "replace")
 
     def refuse_while_held(self) -> None:
         """Raise LeaseHeld while another owner's lease is valid; changes nothing."""

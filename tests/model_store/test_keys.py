@@ -49,6 +49,7 @@ def test_every_key_in_redis_is_in_the_table_with_its_type_and_the_other_way_roun
     assert ads.audit.write(By("a tool"), "activate", 1, 2)
     ads.online.write({(1, "base"): online_cell(requests=1)})
     ads.online.add_up(range(1))
+    store.to_forget("ads").add(1, [2])
     loop_written(store)
     seen = set()
     for found in store.client.scan_iter():
@@ -73,6 +74,7 @@ def test_the_document_lists_each_hash_field_by_field(store: Store) -> None:
 
     loop_written(store)
     store.client.hset(keys.trainer, "spec", "another one's")
+    store.client.hset(keys.trainer, "forgot", "1-0")
     ads.activate(ads.publish(model()))
     ads.resume()
     ads.experiments.change(lambda before: before.pinned({"COOKIE": "base"}))

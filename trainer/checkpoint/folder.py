@@ -224,6 +224,10 @@ class Checkpoints:
             )
             return False
 
+    def keep_newest(self) -> None:
+        """Delete all but the newest one."""
+        self._folder.keep(1)
+
     def close(self) -> None:
         """Unlock the folder. May be called twice."""
         self._folder.close()
@@ -268,12 +272,16 @@ class CheckpointFolder:
         path = self.path / f"{rows:0{_DIGITS}}{SUFFIX}"
         with whole_file(path, path.with_suffix(_TEMPORARY)) as out:
             file.write(out, description, arrays)
-        for old in checkpoints_in(self.path)[KEPT:]:
+        self.keep(KEPT)
+        return path
+
+    def keep(self, newest: int) -> None:
+        """Delete all but so many of the newest checkpoints."""
+        for old in checkpoints_in(self.path)[newest:]:
             try:
                 old.unlink()
             except OSError as error:
                 self._warn(f"the old checkpoint {old} cannot be deleted: {error.strerror}")
-        return path
 
     def newest(self) -> tuple[Path, dict[str, Any], Arrays, int] | None:
         """The newest sound checkpoint: file, description, arrays, and the number of newer, damaged ones.

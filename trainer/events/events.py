@@ -182,6 +182,10 @@ class Merged:
         return self.kind.size
 
 
+PER_EVENT = ("kind", "time_us", "now_us", "request", "item", "what", "segment", "row", "rows")
+"""The arrays of Merged that have one element an event."""
+
+
 @dataclass(frozen=True)
 class Raw:
     """Events of a block as read, not validated yet. Texts are binary arrays, null where absent.

@@ -38,7 +38,7 @@ from model_store.features.history import (
 from model_store.keys import MAX_ID_BYTES
 from model_store.records.records import BATCH, Records
 from model_store.spec.spec import ModelSpec
-from trainer.events.columns import DERIVED, MAP, together
+from trainer.events.columns import DERIVED, MAP, digests, together
 from trainer.events.events import BACKFILL_US, CLICK, CONVERSION, FEEDBACK, IMPRESSION, VIEW, Merged
 from trainer.events.waiting_rows import WaitingRows
 from trainer.formats.cells import column_text, plain
@@ -115,6 +115,16 @@ class Histories:
             record = user.encode(self.plan) if user is not None else self._packed.get(cookie)
             if record is not None:
                 yield cookie, record
+
+    def forget(self, cookies: npt.NDArray[np.uint64]) -> list[bytes]:
+        """Drop the users whose cookies have these hashes; returns the cookies of those that were known."""
+        known = [*self._packed, *self._unpacked]
+        hashes = digests(pa.array(known, pa.binary()))
+        gone = [known[index] for index in np.flatnonzero(np.isin(hashes, cookies))]
+        for cookie in gone:
+            for users in (self._packed, self._unpacked, self._changed):
+                users.pop(cookie, None)
+        return gone
 
     def write(self, store: Records, model: str, seconds: float = math.inf) -> None:
         """Write the users that have changed to the store, for about so long; the rest the next time.
@@ -243,6 +253,18 @@ class EventHistories:
         if rows is not None and rows.fills:
             order = shown[np.argsort(merged.row[shown], kind="stable")]
             segments.replace(number, rows.filled(np.repeat(order, merged.rows[order])))
+
+    def forget(
+        self, cookies: npt.NDArray[np.uint64], requests: npt.NDArray[np.uint64]
+    ) -> npt.NDArray[np.uint64]:
+        """Drop these requests, and those of users whose cookies have these hashes; returns the latter."""
+        known = np.fromiter(self._requests, np.uint64, len(self._requests))
+        of = digests(pa.array([each.cookie for each in self._requests.values()], pa.binary()))
+        theirs = known[np.isin(of, cookies)]
+        for request in (*requests.tolist(), *theirs.tolist()):
+            self._requests.pop(request, None)
+            self._waiting -= len(self._early.pop(request, {}))
+        return theirs
 
     def _walk(self, merged: Merged, rows: _SegmentRows | None) -> None:
         kinds, requests = merged.kind.tolist(), merged.request.tolist()

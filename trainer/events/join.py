@@ -23,7 +23,7 @@ from model_store.errors import CheckpointError, InputError
 from model_store.spec.sections import JoinSection
 from trainer.events import join_kernels
 from trainer.events.events import VIEW, Merged
-from trainer.events.join_kernels import CLICKED, CLOSED, CONVERTED, INACTIVE, PENDING
+from trainer.events.join_kernels import CLICKED, CLOSED, CONVERTED, FREE, INACTIVE, PENDING, WAITING
 
 _FEWEST_LOST, _MOST_LOST = 100, 0.01
 """At most this number of events, or this share of them, may come behind their window."""
@@ -488,6 +488,37 @@ class Join:
         """The clock by which events come is now `now_us`, earlier than before: the watermark is no later."""
         head = self._memory.head[0]
         head["watermark"] = min(head["watermark"], now_us - self._rules.lateness)
+
+    def shown(self) -> Array:
+        """The entries of requests whose rows are known: copies of ENTRY."""
+        entries = _used(self._memory, "entries")
+        found: Array = entries[~np.isin(entries["state"], (FREE, WAITING)) & (entries["rows"] > 0)]
+        return found
+
+    def forget(self, requests: npt.NDArray[np.uint64]) -> None:
+        """Forget the rows of these requests, and the feedback that waits for them.
+
+        They stay as if they had shown nothing, so that later feedback joins no row. Rows that were not learned yet are
+        no longer in the counts; what waited counts as orphans.
+        """
+        memory = self._memory
+        counts, entries = memory.counts[0], _used(memory, "entries")
+        found = np.isin(entries["request"], requests)
+        is_pending = found & (entries["state"] == PENDING)
+        unlearned = int(entries["rows"][is_pending | (found & (entries["state"] == INACTIVE))].sum())
+        unlearned -= int(entries["positives"][is_pending].sum())
+        counts["rows"] -= unlearned
+        counts["pending_rows"] -= unlearned
+        waiting = found & (entries["state"] == WAITING)
+        early = _used(memory, "early")
+        lost = waiting[early["entry"]] & (early["live"] == 1)
+        early["live"][lost] = 0
+        counts["waiting"] -= int(lost.sum())
+        counts["orphans"] += int(lost.sum())
+        for name in ("rows", "positives", "clicks", "conversions"):
+            entries[name][found] = 0
+        entries["state"][waiting] = FREE
+        _compact(memory)
 
     def finish(self) -> Joined:
         """Close every window and give up early feedback, as at the end of all events; `push` may still be called."""

@@ -84,6 +84,13 @@ class ViewLists:
         starts[shown] = np.cumsum(rows[shown]) - rows[shown]
         return replace(merged, row=starts, rows=rows, items=hashes[items])
 
+    def forget_users(self) -> None:
+        """Drop who viewed the items; only the items' values are used."""
+        self._columns = {
+            name: column if name in self._of_items else pa.nulls(len(column), column.type)
+            for name, column in self._columns.items()
+        }
+
     def state(self) -> dict[str, npt.NDArray[Any]]:
         """The items as arrays, for `restore`."""
         batch = pa.RecordBatch.from_arrays(list(self._columns.values()), names=list(self._columns))

@@ -147,6 +147,23 @@ class Segments:
                         del self._found[number]
             self._packs = [pack for pack in self._packs if not needed.isdisjoint(pack.numbers)]
 
+    def erase(self, segment: Numbers, row: npt.NDArray[np.int64], rows: Numbers) -> None:
+        """Make all values of these runs of rows null, each in a segment; on disk too. Raises OutputError."""
+        masks: dict[_Pack, npt.NDArray[np.bool_]] = {}
+        for number, first, count in zip(segment.tolist(), row.tolist(), rows.tolist(), strict=True):
+            if number in self._found:  # else dropped, as no row of it is needed
+                pack, start = self._found[number]
+                mask = masks.setdefault(pack, np.zeros(sum(pack.rows), np.bool_))
+                mask[start + first : start + first + count] = True
+        for pack, mask in masks.items():
+            batch = pack.batch().take(pa.array(np.arange(mask.size), mask=mask))
+            if pack.path is not None:
+                self._write_pack(pack.path, pack.numbers, pack.rows, batch)
+            with self._lock:
+                self._forget(pack)
+                pack.remember(batch)
+                self.memory_used += pack.nbytes
+
     def export(self, numbers: Numbers) -> list[bytes]:
         """These segments as the bytes of packs, for `import_packs` in another folder. Raises CheckpointError."""
         groups = _grouped((number, self._segment(number)) for number in numbers.tolist())
@@ -213,14 +230,7 @@ class Segments:
             loose = [pack for pack in self._packs if pack.path is None]
         for numbers, rows, batch in _grouped((pack.numbers[0], pack.batch()) for pack in loose):
             path = self._folder / f"{numbers[0]:010}{_SUFFIX}"
-            try:
-                with whole_file(path, path.with_suffix(_BEGUN)) as out:
-                    file.write(out, *_described(numbers, rows, batch))
-            except OSError as error:
-                raise OutputError(
-                    f"cannot write {path}: {error.strerror}; nothing is lost, the rows that wait for their clicks are "
-                    f"still in memory, and it is tried again{elsewhere(error, 'make room there')}"
-                ) from error
+            self._write_pack(path, numbers, rows, batch)
             with self._lock:
                 written = {self._found[number][0] for number in numbers}
                 for pack in written:
@@ -228,6 +238,17 @@ class Segments:
                 self._packs = [pack for pack in self._packs if pack not in written]
                 self._insert(_Pack(numbers, rows, path, batch))
             yield self._packs[-1]
+
+    @staticmethod
+    def _write_pack(path: Path, numbers: Sequence[int], rows: Sequence[int], batch: pa.RecordBatch) -> None:
+        try:
+            with whole_file(path, path.with_suffix(_BEGUN)) as out:
+                file.write(out, *_described(numbers, rows, batch))
+        except OSError as error:
+            raise OutputError(
+                f"cannot write {path}: {error.strerror}; nothing is lost, the rows that wait for their clicks are "
+                f"still in memory, and it is tried again{elsewhere(error, 'make room there')}"
+            ) from error
 
 
 class _Pack:

@@ -17,12 +17,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from model_store.errors import SpecError
 from model_store.features.derived import Derivations, Numbers
 from model_store.features.history import CLICKED, CONVERTED, SEEN, VIEWED, HistoryPlan, HistoryValue
 from model_store.spec.spec import ModelSpec
-from trainer.events.columns import numbers_read, with_numbers
+from trainer.events.columns import digests, numbers_read, with_numbers
 from trainer.events.histories import (
     Arrays,
     Histories,
@@ -207,6 +208,13 @@ class RowHistories:
                 f"stands before a request and is earlier, so events are missing there; sort the log by "
                 f"{self._input.timestamp!r}"
             )
+
+    def forget(self, cookies: npt.NDArray[np.uint64]) -> list[bytes]:
+        """As `Histories.forget`; the request that has not ended adds nothing to a history either."""
+        found = self._open
+        if found is not None and np.isin(digests(pa.array([found.cookie], pa.binary())), cookies)[0]:
+            self._open = replace(found, cookie=b"")
+        return self.users.forget(cookies)
 
     def _begin(self, request: int, cookie: bytes, time_us: int) -> _Request:
         if time_us == NO_TIME:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os.path import getsize
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,16 +32,17 @@ from trainer.events.columns import (
     Wanted,
     columns_named,
     columns_seen,
+    digests,
     resolve_fields,
 )
-from trainer.events.events import BadEvent, Chunk, Merged
+from trainer.events.events import PER_EVENT, BadEvent, Chunk, Merged, UInt64s
 from trainer.events.histories import Arrays, EventHistories
 from trainer.events.join import Join, JoinCounts, Joined
 from trainer.events.views import ViewLists
 from trainer.events.waiting_rows import Segments
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.formats.batch import STDIN, Position, RowBatch, mark_of, split_mark
-from trainer.formats.cells import label_columns
+from trainer.formats.cells import column_text, label_columns
 from trainer.formats.reader import Bookmarks, expand
 from trainer.formats.rejects import Reject
 from trainer.sources.files import EventFiles
@@ -67,6 +68,54 @@ class EventRows:
         self.merger, self.join, self.segments = merger, join, segments
         self.histories = EventHistories.of(*specs)
         self._views = ViewLists(specs[0]) if specs[0].join.positive == "view" else None
+        self._specs, self._forgotten = specs, np.zeros(0, np.uint64)
+
+    def forget(self, cookies: UInt64s, requests: UInt64s) -> list[bytes]:
+        """Forget users and requests by the hashes of their ids: histories, rows that wait, early feedback.
+
+        Events of these requests that were read already are dropped as they come. Returns the cookies that had a
+        history. Raises OutputError if rows on disk cannot be erased; then it may be called again.
+        """
+        gone: list[bytes] = []
+        if self._views is not None:
+            self._views.forget_users()
+        if self.histories is not None:
+            requests = np.union1d(requests, self.histories.forget(cookies, requests))
+            gone = self.histories.users.forget(cookies)
+        # Whose rows the spec reads the cookie of are found by it, though their impressions left the store long ago.
+        column = self._specs[0].input.cookie or ""
+        shown, kept = self.join.shown(), self.join.segments()
+        theirs = np.isin(shown["request"], requests)
+        for number in kept.tolist():
+            columns, of = self.segments.table(number), np.flatnonzero(shown["segment"] == number)
+            if column in columns:
+                theirs[of] |= np.isin(digests(column_text(columns[column])), cookies)[shown["row"][of]]
+        found = shown[theirs]
+        requests = np.union1d(requests, found["request"])
+        self._forgotten = np.union1d(self._forgotten, requests)
+        self.segments.erase(found["segment"], found["row"], found["rows"])
+        self.join.forget(requests)
+        return gone
+
+    def _without_forgotten(self, merged: Merged) -> Merged:
+        """The events but those of forgotten requests, and their segment without the rows of these."""
+        places = np.searchsorted(self._forgotten, merged.request).clip(max=self._forgotten.size - 1)
+        kept = self._forgotten[places] != merged.request
+        if kept.all():
+            return merged
+        shown = merged.rows
+        events = {name: getattr(merged, name)[kept] for name in PER_EVENT}
+        if shown[~kept].any():
+            # The rows of one Merged are in one segment, in an order of their own.
+            order = np.argsort(np.where(shown, merged.row, -1), kind="stable")
+            mask, number = np.repeat(kept[order], shown[order]), int(merged.segment[shown > 0][0])
+            before = np.concatenate([[0], np.cumsum(~mask)])
+            columns = self.segments.table(number)
+            self.segments.replace(
+                number, {name: column.filter(pa.array(mask)) for name, column in columns.items()}
+            )
+            events["row"] = events["row"] - before[np.where(shown, merged.row, 0)[kept]]
+        return replace(merged, **events, items=merged.items[np.repeat(kept, shown)])
 
     def step(self, wait_s: float = 0.0) -> tuple[Merged, Joined] | None:
         """The next events and what the join makes of them; None if there are none within `wait_s` seconds."""
@@ -77,6 +126,8 @@ class EventRows:
             self.join.step_back(merged.back_to_us)
             if self.histories is not None:
                 self.histories.step_back(merged.back_to_us)
+        if self._forgotten.size:
+            merged = self._without_forgotten(merged)
         if self._views is not None:
             merged = self._views.take(merged, self.segments)
         if self.histories is not None:

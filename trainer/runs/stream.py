@@ -22,10 +22,12 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.errors import CheckpointError, InputError, OutputError
+from model_store.forget import ToForget
 from model_store.spec.spec import ModelSpec
 from model_store.streams.event_streams import JSON_BYTES, DeadLetters, Letter
 from trainer.checkpoint import Checkpoint, Checkpoints
-from trainer.events.events import FEEDBACK, IMPRESSION, VIEW, Lag, Merged, SourcePosition
+from trainer.checkpoint.folder import KEPT
+from trainer.events.events import FEEDBACK, IMPRESSION, VIEW, Lag, Merged, SourcePosition, UInt64s
 from trainer.events.histories import Histories
 from trainer.events.join import EventCounts, Join, Joined
 from trainer.events.waiting_rows import Segments
@@ -52,7 +54,8 @@ class SavedRun:
     """What an earlier run has saved; empty for a first run.
 
     counts: of the events so far; names: of the sources; positions: where each is to be read from next; round:
-    `StreamLoop.round` of a partition, None for a first run; dead_letters: `DeadLetterOutbox.state`, likewise.
+    `StreamLoop.round` of a partition, None for a first run; dead_letters: `DeadLetterOutbox.state`, likewise;
+    forgotten: `StreamLoop.forgotten`.
     """
 
     def __init__(self, earlier: Checkpoint | None = None, sources: Sequence[str] = ()) -> None:
@@ -83,12 +86,13 @@ class SavedRun:
         self.positions: list[SourcePosition] = list(saved.get("places", ()))
         self.round: Mapping[str, int] | None = saved.get("round")
         self.dead_letters: Mapping[str, Any] | None = saved.get("letters")
+        self.forgotten = str(saved.get("forgotten", ""))
 
 
 class StreamLoop(LearningLoop):
     """A loop that learns in steps. The methods that do nothing here are those of labelled rows, of which none waits.
 
-    histories: of users, None if no field is of one.
+    histories: of users, None if no field is of one. forgotten: the last one forgotten, by its entry in the store.
     """
 
     histories: Histories | None = None
@@ -112,6 +116,23 @@ class StreamLoop(LearningLoop):
         )
         self.dead_letters, self.counts = dead_letters, self._saved.counts
         self.online = OnlineAccumulator()
+        self.forgotten = self._saved.forgotten
+
+    def forget(self, persons: Sequence[ToForget]) -> list[bytes]:
+        """Forget users and their requests; returns the cookies of those that had a history. Raises OutputError."""
+        cookies = np.array([each.cookie for each in persons], np.uint64)
+        requests = np.array([request for each in persons for request in each.requests], np.uint64)
+        gone = self._forget(cookies, requests)
+        self.forgotten = persons[-1].id
+        return gone
+
+    def _forget(self, cookies: UInt64s, requests: UInt64s) -> list[bytes]:
+        return []
+
+    def keep_no_older(self) -> None:
+        """Delete the checkpoints before the last one, and what only they name."""
+        if self.checkpoints is not None:
+            self.checkpoints.keep_newest()
 
     def step(self, wait_s: float = 0.0) -> bool:
         """Learn from what comes next; False if nothing does within `wait_s` seconds. Raises what sources raise."""
@@ -169,6 +190,7 @@ class StreamLoop(LearningLoop):
                 "letters": self.dead_letters.state(),
                 "join": self.joined(),
                 **({"round": self.round} if self.round else {}),
+                **({"forgotten": self.forgotten} if self.forgotten else {}),
             },
         }
 
@@ -260,6 +282,15 @@ class EventLoop(StreamLoop):
             self._saved_rows = rows
             segments.committed()  # deletes files that no checkpoint names any more
         return is_written
+
+    def _forget(self, cookies: UInt64s, requests: UInt64s) -> list[bytes]:
+        return self._events.forget(cookies, requests)
+
+    def keep_no_older(self) -> None:
+        """Delete the checkpoints before the last one, and the rows that only they name."""
+        super().keep_no_older()
+        for _ in range(KEPT):
+            self.segments.committed()
 
     def _on_disk(self, work: Callable[[], None], consequence: str) -> bool:
         """Whether the work succeeded; a full disk does not stop learning, and is reported once."""
@@ -361,6 +392,9 @@ class RowLoop(StreamLoop):
             self.dead_letters.add(self._source.name, f"{reject.file}:{reject.line}", reject.reason, b"")
         self._position = rows.after
         return True
+
+    def _forget(self, cookies: UInt64s, requests: UInt64s) -> list[bytes]:
+        return self._histories.forget(cookies) if self._histories is not None else []
 
     @property
     def ended(self) -> bool:

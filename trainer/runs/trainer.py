@@ -23,6 +23,7 @@ from model_store.errors import (
     CheckpointError,
     InputError,
     LeaseHeld,
+    OutputError,
     SourceUnavailable,
     SpecError,
     StaleEpoch,
@@ -30,8 +31,10 @@ from model_store.errors import (
     StoreError,
     StoreUnavailable,
     UnreadableValue,
+    counted,
 )
 from model_store.files import write_whole
+from model_store.forget import ToForget
 from model_store.spec.spec import ModelSpec
 from model_store.store import Store
 from model_store.versions.lease import TrainerLease
@@ -109,6 +112,8 @@ class Trainer:
         self._partners: Partners | None = None
         self._watch: RollbackWatch | None = None
         self._store_losses = 0
+        self._to_forget: list[ToForget] = []
+        self._forgot, self._histories_gone = "", list[bytes]()
         self._has_noted_other = False
 
     def open(self, stack: ExitStack) -> None:
@@ -214,10 +219,16 @@ class Trainer:
         if self._options.metrics_port is not None:
             self._metrics = serve_metrics(self._options.metrics_host, self._options.metrics_port)
         self._once_available(lambda: self._open_loop(saved, stack))
-        loop = self._loop
+        loop, lease = self._loop, self._lease
+        # What the lease says is of a trainer that has deleted its older checkpoints.
+        self._forgot = self._once_available(lease.forgot) if lease is not None else loop.forgotten
+        self._once_available(self._read_to_forget)
+        if saved.checkpoint is None and self._to_forget:
+            loop.forgotten, self._to_forget = self._to_forget[-1].id, []  # it holds nothing of anyone
         self._once_available(loop.begin)
         if saved.checkpoint is None:  # what was resolved now must not be resolved otherwise after a crash
             loop.save()
+        self._forget()
         self._add_tasks()
         if self._pacer is not None:
             resumes = saved.checkpoint is not None
@@ -373,6 +384,8 @@ class Trainer:
             self._tasks.add(self._lease_holder.confirm)
         for task in written:
             self._tasks.add(task if self._lease_holder is not None else self._if_no_other_trainer(task))
+        # After the dead letters, which the store must have before it is told that all is forgotten.
+        self._tasks.add(self._read_to_forget)
         self._tasks.add(self._read_active)
         if self._pacer is not None and self._options.activate:
             self._tasks.add(self._pacer.publisher.retry_activation)
@@ -389,6 +402,7 @@ class Trainer:
             self._pacer.after_step(loop.model, loop.counts, self._reporter.behind)
         if loop.save_is_due():
             loop.save()
+        self._forget()
         self._tasks.run_due()
         now = self._clock.monotonic()
         if now >= self._next_warnings:
@@ -419,6 +433,35 @@ class Trainer:
         for kind in found.keys() - self._warnings.keys():
             self._output.warn(found[kind])
         self._warnings = found
+
+    def _read_to_forget(self) -> None:
+        """Tell the store who is forgotten, once a checkpoint shows it, and ask it who else is to be."""
+        loop, last = self._loop, self._to_forget[-1].id if self._to_forget else self._loop.forgotten
+        if loop.forgotten != self._forgot and not self._checkpoints.unsaved:
+            loop.keep_no_older()
+            if self._publishes_model:
+                self._store.records.remove_histories(self._spec.model.name, self._histories_gone)
+            if self._lease is not None:
+                self._lease.has_forgotten(loop.forgotten)
+            self._forgot, self._histories_gone = loop.forgotten, []
+        stream = self._store.to_forget(self._spec.model.name)
+        self._to_forget += stream.after(last, self._output.warn)
+
+    def _forget(self) -> None:
+        """Forget whom the store names, and save; of a partition at the beginning of a round, which is a checkpoint."""
+        loop = self._loop
+        if not self._to_forget or not loop.resumable:
+            return
+        try:
+            self._histories_gone += loop.forget(self._to_forget)
+        except OutputError as error:
+            self._output.warn(f"{error}; who is to be forgotten is not yet")
+            return
+        self._output.note(
+            f"forgot {counted(len(self._to_forget), 'person', 'persons')}, as the store asked for"
+        )
+        self._to_forget = []
+        loop.save()
 
     def _read_active(self) -> None:
         self._active = self._versions.known_active()

@@ -308,9 +308,9 @@ class Continuity:
         return after
 
     def at_end(self, read: Read) -> None:
-        """The position is the stream's end: all entries ever added are before it."""
-        if self.passed is None:
-            self.passed = read.added
+        """The position is the stream's end: all entries ever added are before it, read or removed from between."""
+        if read.added is not None:
+            self.passed = max(read.added, self.passed or 0)
 
     def _is_recreated(self, read: Read) -> bool:
         """True if the first entry cannot belong to the stream that was read.

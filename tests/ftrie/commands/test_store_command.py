@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from model_store.artefact.artefact import Artefact
 from model_store.artefact.inspection import one_variant
+from model_store.features.history import HistoryPlan, UserHistory
+from model_store.spec.spec import parse_spec
 from model_store.store import Store
+from model_store.streams.event_streams import Letter
+from model_store.streams.feedback import Event
 from tests.ftrie.conftest import Ask, Say
 from tests.model_store.models import KEYS, model, own_model
+
+PLAN = HistoryPlan.of(
+    parse_spec(
+        '[model]\nname = "ads"\n[input]\nlabel = "click"\ntimestamp = "ts"\ncookie = "cookie"\nitem = "item"\n'
+        '[fields]\nseen = {side = "user", kind = "number", history = "seen", measure = "count"}\n'
+    ).resolve(("click", "cookie", "item", "ts", "seen"))
+)
 
 pytestmark = pytest.mark.usefixtures("default_store")
 JSON_MODEL = {
@@ -288,3 +301,88 @@ def test_a_snapshot_is_no_delta_to_export_nor_is_the_json_form(
     assert "version 1 of ads is a snapshot; export it without --delta" in " ".join(complaint.split())
     assert say("store", "export", "ads", tmp_path / "d.json", "--delta")[0] == 2
     assert list(tmp_path.iterdir()) == []
+
+
+def impression(request: str, cookie: object, **more: object) -> bytes:
+    items = [{"id": "a", "features": {"price": 1}}]
+    event = {"request_id": request, "cookie": cookie, "ts": 1_700_000_000, "items": items, **more}
+    return json.dumps(event, ensure_ascii=False).encode()
+
+
+def test_a_person_is_forgotten_and_nobody_else(ask: Ask, say: Say, store: Store) -> None:
+    """Given two persons everywhere in the store, one is gone after the command, and the other as before."""
+    ads, cookie, other = store.model("ads"), 'Ümit "x"', "ann"
+    ads.publish_and_activate(model())
+    store.impressions("ads").append(
+        [
+            impression("r1", cookie),
+            impression("r2", other, note=cookie),
+            impression("r3", cookie)
+            .decode()
+            .encode("ascii", "backslashreplace")
+            .replace(b"\\xdc", b"\\u00dc"),
+            b"no event",
+        ]
+    )
+    with closing(store.feedback()) as feedback:
+        feedback.report("ads", [Event(request, "a") for request in ("r1", "r2", "r3")])
+        feedback.report("ads", [Event("r1", "a", "conversion", value=2.0)])
+    letters = [impression("r9", cookie)[:-1], b'{"request_id": "r3", "item": 1}', b'{"who": "ann"}']
+    store.dead_letters("ads").add(1, [Letter("join", "", "why", each) for each in letters])
+    store.records.put_users([(each, {"age": "25"}) for each in (cookie, other)])
+    record = b"%s" % UserHistory().encode(PLAN)
+    store.records.put_histories("ads", [(each.encode(), record) for each in (cookie, other)], 60_000)
+    ads.experiments.change(lambda before: before.pinned({cookie: "base", other: "base"}))
+
+    def left() -> dict[bytes, str]:
+        """What is in the store, key by key."""
+        client = store.client
+        read = {
+            b"stream": client.xrange,
+            b"hash": client.hgetall,
+            b"string": client.get,
+            b"zset": client.zscan,
+        }
+        return {key: repr(read[client.type(key)](key)) for key in client.scan_iter()}
+
+    counts = {"pins": 1, "impressions": 2, "clicks": 3, "dead_letters": 2, "histories": 1}
+    before = left()
+    shown = ask("store", "forget", cookie, "--dry-run")
+    assert (shown["record"], shown["models"], shown["dry_run"]) == (True, [{"model": "ads", **counts}], True)
+    assert left() == before
+    answer = ask("store", "forget", cookie)
+    assert (answer["record"], answer["models"], answer["late"]) == (True, [{"model": "ads", **counts}], 0)
+
+    streams = [store.impressions("ads").latest(9), store.clicks("ads").latest(9)]
+    assert [b"r2" in each or each == b"no event" for events in streams for each in events] == [True] * 3
+    assert [letter.json for _, letter in store.dead_letters("ads").latest(9)] == [letters[2]]
+    assert store.records.user(other) == {"age": "25"} and not store.records.user(cookie)
+    assert ads.experiments.read().pins == {other: "base"}
+    escaped = [json.dumps(cookie, ensure_ascii=is_ascii)[1:-1] for is_ascii in (True, False)]
+    names = [repr(text.encode())[2:-1] for text in (cookie, *escaped)]
+    still = [key for key, value in left().items() if any(name in f"{key!r}{value}" for name in names)]
+    assert still == [b"ftrie:{ads}:impressions"]  # in another person's event
+    [entry, *_] = ads.audit.read()
+    assert (entry.tool, entry.action, json.loads(entry.before)) == ("ftrie store forget", "forget", counts)
+    assert "impressions: 2 → none" in entry.words
+    assert store.check() == []
+    nothing = {"pins": 0, "impressions": 0, "clicks": 0, "dead_letters": 0, "histories": 0}
+    assert ask("store", "forget", cookie, "--model", "ads")["models"] == [{"model": "ads", **nothing}]
+    code, _, err = say("store", "forget", other, "--model", "none")
+    assert (code, "nothing of a model none; it has: ads" in err) == (5, True)
+
+
+def test_a_trainer_that_has_not_forgotten_in_time_is_named(say: Say, store: Store) -> None:
+    """Given the lease of a trainer that says nothing, the command ends with 5 and names its process."""
+    lease = store.trainer_lease("ads", "silent")
+    lease.take()
+    code, out, err = say("store", "forget", "u1", "--wait", "0.1")
+    assert code == 5 and f"{os.getpid()} on " in " ".join(out.split())
+    assert "1 running trainer did not say in time" in err
+    [entry] = store.to_forget("ads").after("", pytest.fail)
+    lease.has_forgotten(entry.id)
+    assert store.forget("u1", wait_s=0.0).trainers[0].forgot is False  # an entry of its own
+    lease.has_forgotten(store.to_forget("ads").after("", pytest.fail)[-1].id)
+    store.client.xadd("ftrie:{ads}:forget", {"cookie": "u1"})
+    assert [finding.key for finding in store.check(["ads"], repair=True)] == ["ftrie:{ads}:forget"]
+    assert len(store.to_forget("ads").after("", pytest.fail)) == 2

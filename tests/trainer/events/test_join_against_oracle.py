@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+import numpy as np
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model_store.spec.sections import JoinSection
@@ -79,6 +80,47 @@ def test_the_state_does_not_tell_how_the_events_were_cut(section, found, cut):
     assert expected.keys() == got.keys()
     for name in expected:
         assert expected[name].tobytes() == got[name].tobytes(), name
+
+
+@settings(max_examples=30)
+@given(sections, events(), st.integers(0, 40), st.sets(requests, max_size=4), st.data())
+def test_a_join_that_forgets_requests_gives_out_what_it_would_have_but_their_rows(
+    section, found, cut, forgotten, data
+):
+    """Given requests that are forgotten in the middle: the rows of all others as ever, and counts that add up."""
+    section = section.model_copy(update={"max_pending": 1000})
+    whole, join = Join(section), Join(section)
+    theirs = {
+        number
+        for number, event in enumerate(e for e in found if e.shows is not None)
+        if event.request in forgotten
+    }
+    join.push(merged(found[:cut]))
+    whole.push(merged(found[:cut]))
+    before = join.counts
+    join.forget(np.array(sorted(forgotten), np.uint64))
+    after = join.counts
+    assert not {entry["request"] for entry in join.shown()} & forgotten
+    assert before.rows - after.rows == before.pending_rows - after.pending_rows
+    assert before.waiting - after.waiting == after.orphans - before.orphans
+    assert (before.impressions, before.joined, before.pending) == (
+        after.impressions,
+        after.joined,
+        after.pending,
+    )
+    if data.draw(st.booleans(), label="restore"):
+        join = restored(join, section)
+    shown = sum(event.shows is not None for event in found[:cut])
+    rest = merged(found[cut:], shown)
+    got = rows_of(join.push(rest))
+    expected = rows_of(whole.push(rest))
+    for each, rows in ((join, got), (whole, expected)):
+        rows += rows_of(each.finish())
+    others = [[row for row in rows if row.impression not in theirs] for rows in (got, expected)]
+    assert others[0] == others[1]
+    counts = join.counts
+    assert counts.impressions == counts.closed + counts.duplicate_impressions
+    assert counts.rows == counts.positives + counts.negatives + counts.unseen
 
 
 def restored(join: Join, section: JoinSection) -> Join:

@@ -224,3 +224,18 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="cannot use"):
         Segments(tmp_path / "file" / "segments", MANY)
+
+
+def test_erased_rows_are_in_no_file_and_all_others_stay_where_they_were(tmp_path):
+    """Given rows in memory and on disk, those erased have no value, here and after a restart."""
+    segments = filled(tmp_path, 2)
+    segments.flush()
+    assert segments.add(table(2)) == 2
+    segments.erase(*asked((0, 1), (2, 0)), numbers(2, 1))
+    segments.flush()
+    again = Segments(tmp_path, MANY)
+    again.restore(numbers(0, 1, 2))
+    for each in (segments, again):
+        found = places(each, *((number, row) for number in range(3) for row in range(3)))
+        assert found == ["0:0", None, None, "1:0", "1:1", "1:2", None, "2:1", "2:2"]
+    assert not any(b"0:1" in path.read_bytes() for path in tmp_path.iterdir())

@@ -63,11 +63,13 @@ def command_of(
     return [*command, "--checkpoint", str(folder / state), *map(str, flags)]
 
 
-def once(folder: Path, store_url: str, *flags: str | Path, state: str = "state") -> dict[str, Any]:
+def once(
+    folder: Path, store_url: str, *flags: str | Path, state: str = "state", spec_end: str = ""
+) -> dict[str, Any]:
     """A trainer in this process, until it has read all; its last line."""
     said = io.StringIO()
     with redirect_stdout(said):
-        assert run([*command_of(folder, store_url, state, flags), "--once"]) == 0
+        assert run([*command_of(folder, store_url, state, flags, spec_end), "--once"]) == 0
     status: dict[str, Any] = json.loads(said.getvalue().splitlines()[-1])
     assert status["ended"]
     return status
@@ -76,9 +78,13 @@ def once(folder: Path, store_url: str, *flags: str | Path, state: str = "state")
 class Trainer:
     """One process; what it says goes to files, so that it never waits for a reader."""
 
-    def __init__(self, folder: Path, store_url: str, *flags: str | Path, state: str = "state") -> None:
+    def __init__(
+        self, folder: Path, store_url: str, *flags: str | Path, state: str = "state", spec_end: str = ""
+    ) -> None:
         self._out, self._err = folder / f"{state}.out", folder / f"{state}.err"
-        self.process = Child(command_of(folder, store_url, state, flags), folder, self._out, self._err)
+        self.process = Child(
+            command_of(folder, store_url, state, flags, spec_end), folder, self._out, self._err
+        )
 
     def said(self) -> str:
         return self._err.read_text()
