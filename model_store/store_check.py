@@ -47,7 +47,7 @@ from model_store.keys import (
 from model_store.ratios import BUCKETS
 from model_store.redis.connection import StoreConnection
 from model_store.versions.audit import By
-from model_store.versions.experiments import FORMAT, PIN, Experiment
+from model_store.versions.experiments import EXTRAS, FORMAT, PIN, Experiment
 from model_store.versions.guard_record import GuardRecord
 from model_store.versions.manifest import (
     MOST_CHUNK_BYTES,
@@ -816,7 +816,7 @@ def readable_part(fields: dict[bytes, bytes]) -> Experiment:
     # state and winner are valid only together; each other field by itself.
     groups = [
         {b"state", b"winner"},
-        *({name.encode()} for name in empty if name not in ("state", "winner", "format")),
+        *({name.encode()} for name in (*empty, *EXTRAS) if name not in ("state", "winner", "format")),
     ]
     parts = [{name: fields[name] for name in group if name in fields} for group in groups]
     # Each by itself, so that one bad pin costs no other; together only if they are not too many.

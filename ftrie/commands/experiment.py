@@ -65,17 +65,43 @@ def set_(
     objective: Annotated[
         str | None, Flag('What to order by if a request has no objective; "" for the click rate.', "TEXT")
     ] = None,
+    explore: Annotated[
+        str | None,
+        Flag('How requests explore that do not say: ucb:WIDTH or thompson:WIDTH; "" for not.', "HOW:WIDTH"),
+    ] = None,
+    explore_share: Annotated[
+        float | None, Flag("At most this share of the requests explores, chosen by request id.", min=0, max=1)
+    ] = None,
+    explore_cost: Annotated[
+        float | None,
+        Flag("What exploration may cost of a request's expected clicks; 1: any.", "SHARE", min=0, max=1),
+    ] = None,
+    new_items: Annotated[
+        str | None,
+        Flag("The share of places that exploring requests give to items below N clicks.", "SHARE:N"),
+    ] = None,
+    apprentice: Annotated[
+        bool | None,
+        Flag(
+            "Answer in the order in which the candidates come, learn from it, and log the model's order.",
+            names="--apprentice/--no-apprentice",
+        ),
+    ] = None,
     flags: EditFlags = EditFlags(),
 ) -> None:
     """Divide the traffic by these shares from now on; prints the share of cookies that change variant."""
     wanted = _shares(shares or [])
-    if not wanted and salt is None and objective is None:
-        raise typer.BadParameter("give shares such as base=0.9 plain=0.1, --salt or --objective")
+    exploring = _explored(explore, explore_share, explore_cost, new_items)
+    own: dict[str, Any] = {"salt": salt, "objective": objective, "apprentice": apprentice}
+    given = {name: value for name, value in own.items() if value is not None}
+    if not wanted and not given and exploring is None:
+        raise typer.BadParameter(
+            "give shares such as base=0.9 plain=0.1, --salt, --objective, --explore or --apprentice"
+        )
 
     def edit(before: Experiment) -> Experiment:
-        changed = before.divided(wanted, salt) if wanted else before
-        salted = changed if salt is None else replace(changed, salt=salt)
-        return salted if objective is None else replace(salted, objective=objective)
+        changed = replace(before.divided(wanted) if wanted else before, **given)
+        return changed if exploring is None else exploring(changed)
 
     _change("set", model, edit, flags)
 
@@ -161,6 +187,41 @@ def _change(command: str, model: str, edit: Edit, flags: EditFlags) -> None:
     _print_experiment(model, changed.record, after, changed.moves, flags.as_json)
 
 
+def _explored(how: str | None, share: float | None, cost: float | None, new_items: str | None) -> Edit | None:
+    """The edit that these flags ask for; None if none is given. A flag that is left out keeps what the record has."""
+    from ftrie.commands.flags import exploration_of
+    from model_store.versions.experiments import THOMPSON, UCB, Explore
+
+    parts: dict[str, Any] = {}
+    if how:
+        asked = exploration_of(how)
+        assert asked is not None
+        parts |= {"policy": THOMPSON if how.startswith(THOMPSON) else UCB, "width": asked.width}
+    parts |= {name: given for name, given in (("share", share), ("cost", cost)) if given is not None}
+    if new_items is not None:
+        of_places, colon, below = new_items.partition(":")
+        try:
+            parts |= {"new_share": float(of_places), "new_below": float(below) if colon else 0.0}
+        except ValueError:
+            raise typer.BadParameter(
+                f"got {new_items!r}, expected SHARE:N", param_hint="--new-items"
+            ) from None
+    if how == "" and parts:
+        raise typer.BadParameter('--explore "" ends exploration; leave out the other flags of it')
+    if how is None and not parts:
+        return None
+
+    def edit(before: Experiment) -> Experiment:
+        if how == "":
+            return replace(before, explore=None)
+        if before.explore is None and "policy" not in parts:
+            raise typer.BadParameter("nothing explores yet; give --explore too, such as --explore thompson:1")
+        had = asdict(before.explore) if before.explore is not None else {}
+        return replace(before, explore=Explore(**{**had, **parts}))
+
+    return edit
+
+
 def _shares(texts: Sequence[str]) -> dict[str, float]:
     """`["base=0.9", "plain=0.1"]` → `{"base": 0.9, "plain": 0.1}`."""
     shares: dict[str, float] = {}
@@ -217,6 +278,10 @@ def _print_experiment(
         print(f"salt: {record.salt}")
     if record.objective:
         print(f"objective: {record.objective}")
+    if record.explore:
+        print(f"explores: {record.explore}")
+    if record.apprentice:
+        print("apprentice: candidates are answered in the order in which they come")
     if moves is not None:
         print(f"moves {moves:.1%} of the cookies to another variant")
 

@@ -1,4 +1,4 @@
-"""An experiment: how a model's traffic is divided, which cookies are pinned, which variants are shadows.
+"""An experiment: how a model's traffic is divided, which cookies are pinned, which variants are shadows, what explores.
 
 `Experiment` is the record, checked whenever one is made; `StoredExperiment` reads and replaces it in Redis. The server
 turns it into an assignment of variants (`server.ranking.experiments`). docs/experiments.md describes its use.
@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -22,15 +22,60 @@ from model_store.spec.spec import MAX_VARIANTS, SHARE_TOLERANCE
 from model_store.versions.audit import PYTHON, Audit, By
 from model_store.versions.manifest import now
 
-FORMAT = 1
+FORMAT = 2
+"""Of a record with EXTRAS, which an ftrie that reads only format 1 would not follow; else 1."""
 MAX_PINS = 10_000
 MAX_PINS_BYTES = 4 << 20  # of all cookies together; every server reads them and sends them to each worker
 MAX_SALT_BYTES = 256
 MAX_OBJECTIVE_BYTES = 4096
 RUNNING, STOPPED = "running", "stopped"
 PIN = "pin:"
+UCB, THOMPSON = "ucb", "thompson"
+EXTRAS = ("explore", "apprentice")
+"""Fields of the HASH that are written only where they say something."""
 
 Parsed = TypeVar("Parsed")
+
+
+@dataclass(frozen=True)
+class Explore:
+    """How requests explore that do not say so themselves. docs/decide.md describes each member."""
+
+    policy: str
+    """UCB or THOMPSON."""
+    width: float
+    """A multiple of the score's uncertainty."""
+    share: float = 1.0
+    """At most this share of the requests explores, chosen by request id."""
+    cost: float = 1.0
+    """What exploration may cost of a request's expected clicks, on average over its draws; 1: no limit."""
+    new_share: float = 0.0
+    """The share of a list's places that exploring requests give to new items."""
+    new_below: float = 0.0
+    """An item is new while the evidence of its own key is below this, in clicks."""
+
+    def __post_init__(self) -> None:
+        if self.policy not in (UCB, THOMPSON):
+            raise ExperimentError(
+                f"explore: got the policy {self.policy!r}; expected {UCB!r} or {THOMPSON!r}"
+            )
+        for name in ("width", "new_below"):
+            if not is_finite(value := getattr(self, name)) or value < 0.0:
+                raise ExperimentError(f"explore: got {name} {value!r}; expected a finite number, 0 or more")
+        for name in ("share", "cost", "new_share"):
+            if not is_finite(value := getattr(self, name)) or not 0.0 <= value <= 1.0:
+                raise ExperimentError(f"explore: got {name} {value!r}; expected a number from 0 to 1")
+        if self.new_share and not self.new_below:
+            raise ExperimentError(
+                "explore: new_below is 0, so no item is new; expected the clicks that end it"
+            )
+
+    def __str__(self) -> str:
+        of_new = f", {self.new_share:g} of the places for items below {self.new_below:g} clicks"
+        return (
+            f"{self.policy}:{self.width:g}, at most {self.share:g} of the requests, at most {self.cost:g} of the clicks"
+            f"{of_new if self.new_share else ''}"
+        )
 
 
 @dataclass(frozen=True)
@@ -54,6 +99,10 @@ class Experiment:
     """Variants scored for each request and only logged."""
     objective: str = ""
     """The objective of requests that name none; empty: ctr."""
+    explore: Explore | None = None
+    """The exploration of requests that name none."""
+    apprentice: bool = False
+    """Whether requests are answered in the order in which their candidates came; the model's order is only logged."""
     updated: datetime | None = None
     """When the record was last written, UTC; None if never."""
     assigned: datetime | None = None
@@ -123,6 +172,7 @@ class Experiment:
         """The record as plain JSON values."""
         return {
             **vars(self),
+            "explore": self.explore and asdict(self.explore),
             "shares": dict(self.shares),
             "pins": dict(self.pins),
             "shadows": list(self.shadows),
@@ -137,7 +187,8 @@ class Experiment:
             parts = json_object(text)
             for name in ("updated", "assigned"):
                 parts[name] = datetime.fromisoformat(parts[name]) if parts[name] else None
-            return cls(**{**parts, "shadows": tuple(parts["shadows"])})
+            explore = Explore(**parts["explore"]) if parts.get("explore") else None
+            return cls(**{**parts, "shadows": tuple(parts["shadows"]), "explore": explore})
         except (KeyError, TypeError, ValueError) as error:
             raise ExperimentError(f"the experiment cannot be read: {error}") from None
 
@@ -146,8 +197,10 @@ class Experiment:
     def to_hash(self) -> dict[str, str]:
         """The HASH's fields except the revision, which the store counts; `from_hash` reads them back."""
         pins = {PIN + cookie: variant for cookie, variant in self.pins.items()}
-        return pins | {
-            "format": str(FORMAT),
+        explore = {"explore": json.dumps(asdict(self.explore))} if self.explore else {}
+        extras = explore | ({"apprentice": "1"} if self.apprentice else {})
+        return (pins | extras) | {
+            "format": str(FORMAT if extras else 1),
             "state": self.state,
             "winner": self.winner,
             "shares": json.dumps(dict(self.shares), ensure_ascii=False),
@@ -178,6 +231,10 @@ class Experiment:
                 pins={n.removeprefix(PIN): variant for n, variant in text.items() if n.startswith(PIN)},
                 shadows=tuple(_named("shadows", json_names, text["shadows"])),
                 objective=text["objective"],
+                explore=Explore(**_named("explore", json_object, text["explore"]))
+                if "explore" in text
+                else None,
+                apprentice=text.get("apprentice") == "1",
                 updated=_moment("updated", text),
                 assigned=_moment("assigned", text) if text["assigned"] else None,
             )
@@ -246,7 +303,7 @@ def _listed(names: Iterable[str]) -> str:
 
 ANY = "any"
 ATTEMPTS = 5
-FIXED = ("revision", *Experiment().to_hash())
+FIXED = ("revision", *Experiment().to_hash(), *EXTRAS)
 """The fields of the HASH but the pins."""
 
 
@@ -372,7 +429,7 @@ class StoredExperiment:
         )
 
 
-_AUDITED = ("state", "winner", "shares", "salt", "shadows", "objective")
+_AUDITED = ("state", "winner", "shares", "salt", "shadows", "objective", *EXTRAS)
 
 
 def _differing(of: Experiment, other: Experiment) -> str:

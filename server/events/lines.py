@@ -78,7 +78,7 @@ class Lines:
             by = f',"objective":{quoted(query.options.objective.text)}'
         start = (
             f'{{"request_id":{quoted(query.request_id)},{deferred}"ts":{shown.time_s:.6f},{who}'
-            f'{self.heads[query.variant]}{by},"user":{{{user}}},"context":{{{context}}},"items":['
+            f'{self.heads[query.variant]}{by},"user":{{{user}}},"context":{{{context}}},{_own(shown.ranking)}"items":['
         )
         return b"%b%b]}" % (start.encode(), items)
 
@@ -136,6 +136,19 @@ class Lines:
         if fragments is None:
             raise NoFragments("the catalogue holds no values of its items, only their tokens")
         return fragments
+
+
+def _own(ranking: Ranking) -> str:
+    """In apprentice mode the member that says what the model would have shown, and how near that is; else nothing."""
+    own = ranking.own
+    if own is None or not own.order.size:
+        return ""
+    ids = ",".join(map(quoted, ranking.candidates.ids_at(own.order)))
+    overlap = np.intersect1d(own.order, ranking.order).size
+    return (
+        f'"apprentice":{{"first":{int(own.order[0] == ranking.order[0])},"overlap":{overlap},'
+        f'"clicks":{float(own.ctr.sum())!r},"ids":[{ids}]}},'
+    )
 
 
 _NO_CHANCES = np.empty(0)

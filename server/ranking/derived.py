@@ -67,9 +67,7 @@ def with_item_values(
         tail = served.ranker.item_tokens(more)
         tokens = _below(tokens, tail)
     own = {name: values[name] for name in per_request}
-    return Candidates(
-        candidates.ids, rows, items, tokens, candidates.unknown, candidates.rows, own, candidates.asked
-    )
+    return Candidates(candidates.ids, rows, items, tokens, candidates.unknown, candidates.rows, own)
 
 
 class ComputedItems(Sequence[InlineItem]):

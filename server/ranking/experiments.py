@@ -16,7 +16,7 @@ from itertools import accumulate, pairwise
 
 from model_store.errors import ArtefactError, ExperimentError, SpecError
 from model_store.keys import cure
-from model_store.spec.spec import spec_from_json
+from model_store.spec.spec import ModelSpec, spec_from_json
 from model_store.versions.audit import By
 from model_store.versions.experiments import Experiment
 from model_store.versions.model_versions import ModelVersions
@@ -58,6 +58,11 @@ class Assignment:
         """The fraction of traffic of each variant, without pins."""
         self.objective = experiment.objective if experiment is not None else ""
         """The objective of a request that has none; empty for ctr."""
+        self.explore = experiment.explore if experiment is not None else None
+        """The exploration of a request that has none."""
+        self.apprentice = experiment is not None and experiment.apprentice
+        """Whether requests are answered in their own order."""
+        self.has_options = bool(self.objective or self.explore or self.apprentice)
         live = experiment if experiment is not None and experiment.running else None
         bit_of = {name: bit for bit, name in enumerate(self.variants)}
         self.shadows = tuple(bit_of[name] for name in live.shadows) if live else ()
@@ -138,17 +143,24 @@ class Assignment:
 
 def assigned_by_spec(versions: ModelVersions) -> Assignment | None:
     """The division of traffic by the active version's spec; None if no version is active."""
+    spec = _active_spec(versions)
+    if spec is None:
+        return None
+    shares = [variant.share for variant in spec.variants.values()]
+    return Assignment(versions.model, tuple(spec.variants), shares)
+
+
+def _active_spec(versions: ModelVersions) -> ModelSpec | None:
     active = versions.active()
     if active is None:
         return None
     try:
-        variants = spec_from_json(versions.manifest(active).spec).variants
+        return spec_from_json(versions.manifest(active).spec)
     except SpecError as error:
         raise ArtefactError(
             f"version {active} of {versions.model} has a spec that cannot be read: {error}; "
             f"{cure(versions.keys.active)} makes it again from its bytes"
         ) from None
-    return Assignment(versions.model, tuple(variants), [variant.share for variant in variants.values()])
 
 
 def divided_since(versions: ModelVersions, record: Experiment | None) -> int:
@@ -199,10 +211,23 @@ def change_experiment(
         check_objective(after.objective)
         if by_spec is not None:
             Assignment(versions.model, by_spec.variants, by_spec.spec_shares, after)
+            _check_new_items(versions, after)
         return after
 
     record = versions.experiments.change(checked, revision, by)
     return ChangedExperiment(previous[-1], record, by_spec)
+
+
+def _check_new_items(versions: ModelVersions, experiment: Experiment) -> None:
+    """Raise ExperimentError if new items are to have places and the active version cannot tell which are new."""
+    spec = _active_spec(versions) if experiment.explore and experiment.explore.new_share else None
+    if spec is not None:
+        from server.ranking.evidence import (
+            why_no_evidence,  # kernels, which `ftrie experiment` has no other use for
+        )
+
+        if why := why_no_evidence(spec):
+            raise ExperimentError(why)
 
 
 def check_objective(text: str) -> None:

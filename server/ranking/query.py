@@ -16,7 +16,7 @@ from model_store.spec.values import Value
 from server.errors import Degradation
 from server.model.columns import InlineItem, ItemIds
 from server.model.tokens import TokenTable
-from server.ranking.select.selection import Options
+from server.ranking.select.selection import Options, OwnOrder, Spent
 
 Array = npt.NDArray[Any]
 TokenArrays = tuple[Array, Array, Array, Array]
@@ -53,8 +53,6 @@ class Candidates(NamedTuple):
     over them, else as in rows; None if there are none."""
     computed: Mapping[str, Array] = {}
     """float64 by field, one for each of ids: the values that were computed with the request, NaN for none."""
-    asked: Array | None = None
-    """int64, one for each of ids: its place in the request; None where they have the request's order."""
 
     def ids_at(self, places: Array) -> list[str]:
         """The ids at these places, an array of integers."""
@@ -130,7 +128,8 @@ class Ranking:
 
     order int64[k]; ctrs and scores float64[k], and so are objectives, uncertainties and propensities where they are
     asked for. notes: what the answer's `degraded` must say of them. knows_user: whether the model has a key of the
-    user's fields (`scoring_kernels.rank`). others: predictions of the items by the other models that answered.
+    user's fields (`scoring_kernels.rank`). others: predictions of the items by the other models that answered. spent:
+    with a budget for exploration; own: in apprentice mode.
     """
 
     candidates: Candidates
@@ -144,6 +143,8 @@ class Ranking:
     shadows: Sequence[ShadowRanking] = ()
     knows_user: bool = True
     others: Mapping[str, OtherModel] = field(default_factory=dict)
+    spent: Spent | None = None
+    own: OwnOrder | None = None
 
     @property
     def has_more(self) -> bool:

@@ -24,6 +24,7 @@ from server.model.items import ItemTable
 from server.model.layers import Layer
 from server.model.model import Model
 from server.model.tokens import NO_VALUE, TokenTable, TokenWriter
+from server.ranking.evidence import Evidence
 from server.ranking.multi_variant_kernels import sum_variants
 from server.ranking.query import Candidates, Query, Ranking, RequestFeatures, ShadowRanking, TokenArrays
 from server.ranking.scoring_kernels import FIRST_INLINE, NO_ITEM, rank
@@ -59,6 +60,7 @@ class Ranker:
         self._tokens = model.request_tokens
         self._noises = model.noises.tolist() or [None] * len(self._variants)
         self._curves = RequestCurves(model.calibration, model.plan)
+        self._evidence = Evidence(model, catalogue)
         self._user_fields = tuple(
             place for place, field in enumerate(model.plan.request_fields) if field.side == "user"
         )
@@ -141,6 +143,8 @@ class Ranker:
                 chosen.uncertainty,
                 chosen.propensity,
                 chosen.notes,
+                spent=chosen.spent,
+                own=chosen.own,
             )
         if query.others:
             answering = {name: each for name, each in query.others.items() if each.version is not None}
@@ -192,6 +196,9 @@ class Ranker:
         space = self._scratch(len(rows), 1 if inline is None else inline.longest_run)
         request = (self._tokens.values, *query.features.tokens)
         unsure = query.options is not None and query.options.needs_uncertainty
+        evidence = None
+        if query.options is not None and query.options.needs_evidence:
+            evidence = self._evidence.of(query.candidates, query.variant)
         which = [query.variant, *query.shadows]
         scores, unsure_of, knows_user = self._several.sums(request, rows, inline, which, unsure, space)
         scored = [
@@ -200,6 +207,7 @@ class Ranker:
                 unsure_of[n] if n < len(unsure_of) else None,
                 curve if n == 0 else None,
                 self._noises[v],
+                evidence if n == 0 else None,
             )
             for n, v in enumerate(which)
         ]

@@ -19,6 +19,7 @@ from ctr.v1.ranking_pb2 import ExplainRequest, Features, FeatureValue, Filter, R
 from model_store.errors import FieldValueError, listed
 from model_store.features.features import FeaturePlan
 from model_store.spec.values import Value
+from model_store.versions.experiments import THOMPSON, Explore
 from server.errors import InvalidRequest, check_deadline, unreadable
 from server.model.columns import InlineItem, ItemIds
 from server.ranking.limits import (
@@ -405,20 +406,35 @@ def variant_named(name: str | None, variant_of: Mapping[str, int]) -> int | None
     return number
 
 
-def read_options(extras: Extras | None, default_objective: str, until_s: float = math.inf) -> Options | None:
+def read_options(
+    extras: Extras | None,
+    default_objective: str,
+    until_s: float = math.inf,
+    explore: Explore | None = None,
+    apprentice: bool = False,
+) -> Options | None:
     """The options of a request to a model with this objective ("" for none); None for the plain order.
 
-    Raises InvalidRequest, and DeadlinePassed after `until_s` (monotonic).
+    explore, apprentice: of the model's experiment; the request's own exploration replaces that one. Raises
+    InvalidRequest, and DeadlinePassed after `until_s` (monotonic).
     """
     extras = extras or _NO_EXTRAS
-    objective, exploration = extras.objective or default_objective, extras.exploration
-    if not (objective or extras.filter_count or extras.caps or exploration is not None):
+    objective = extras.objective or default_objective
+    exploration = None
+    if extras.exploration is not None:
+        exploration = _exploration(*extras.exploration)
+    elif explore is not None and not apprentice:
+        exploration = Exploration(explore.width, explore.policy == THOMPSON, explore)
+    # A forced variant is for looking at: it shows the model's order. A candidate set has no order of its own.
+    apprentice = apprentice and extras.variant is None and not extras.candidate_set
+    if not (objective or extras.filter_count or extras.caps or exploration is not None or apprentice):
         return None
     return Options(
         Objective.of(objective) if objective else None,
         _conditions(extras, until_s),
         _caps(extras.caps),
-        None if exploration is None else _exploration(*exploration),
+        None if apprentice else exploration,
+        apprentice,
     )
 
 

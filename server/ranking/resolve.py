@@ -22,7 +22,7 @@ from model_store.features.history import UserHistory
 from model_store.spec.values import Value
 from server.errors import CandidateSetNotFound, Degradation, InvalidRequest, ModelNotServed
 from server.model.columns import InlineItem
-from server.ranking.candidates import LATE_PART, CandidateSets
+from server.ranking.candidates import LATE_PART, SET_PART, CandidateSets
 from server.ranking.derived import item_values, read_history, user_values, with_item_values
 from server.ranking.features import PlainTokens, StoredUser, UserFields
 from server.ranking.limits import (
@@ -196,8 +196,12 @@ class Resolver:
         # Without a cookie each request is drawn for itself, by its id.
         variant = assignment.choose(cookie or call.request_id) if forced is None else forced
         options = None
-        if (assignment.objective or extras is not None) and call.named is None:
-            options = read_options(extras, assignment.objective, call.until_s)
+        if (assignment.has_options or extras is not None) and call.named is None:
+            explore, apprentice = assignment.explore, assignment.apprentice
+            options = read_options(extras, assignment.objective, call.until_s, explore, apprentice)
+            if apprentice and extras is not None and extras.candidate_set:
+                note = "a set has no order of its own: answered in the model's, in spite of apprentice mode"
+                call.degraded.append(Degradation.limited(SET_PART, note))
         try:
             features = self._features(call, cookie, plain, own)
             candidates = _located(served, named, inline)
@@ -302,9 +306,8 @@ class Resolver:
             known = frozenset(query.unknown_fields)
             unknown_fields = [field for field in unknown_fields if field in known]
             ctr, score = served.ranker.predict(query)
-            predicted = OtherModel(served.version, served.variant_names[query.variant], ctr, score)
-            places = _places(candidates, query.candidates)
-            found[name] = predicted if places is None else predicted.at(places)
+            # The candidates of both queries are in the request's order.
+            found[name] = OtherModel(served.version, served.variant_names[query.variant], ctr, score)
         return found, unknown_fields
 
     def _members(self, call: Call) -> Sequence[str]:
@@ -405,21 +408,13 @@ def _with_late_items(
             call.degraded += notes
             late.append((item, record))
     # Located again, now with the late ones as inline items: their tokens are made as a request's are.
-    is_late = np.array([item in records for item in named], np.bool_)
-    places = np.arange(len(named) + len(inline))
-    asked = np.concatenate([places[: len(named)][~is_late], places[len(named) :], np.flatnonzero(is_late)])
-    found = _located(call.served, [item for item in named if item not in records], [*inline, *late])
-    return found._replace(asked=asked)
-
-
-def _places(of: Candidates, among: Candidates) -> Array | None:
-    """Where the candidates `of` one query are `among` those of another of the same request; None where they are."""
-    if of.asked is among.asked is None:
-        return None
-    places = np.arange(len(among.ids))
-    by_request = np.empty(len(places), np.int64)
-    by_request[places if among.asked is None else among.asked] = places
-    return by_request if of.asked is None else by_request[of.asked]
+    known = [item for item in named if item not in records]
+    found = _located(call.served, known, [*inline, *late])
+    # In the request's order, which decides among equal scores, and in apprentice mode about the answer.
+    ahead, behind = iter(range(len(known))), iter(range(len(known) + len(inline), len(found.ids)))
+    order = [next(behind) if item in records else next(ahead) for item in named]
+    order += range(len(known), len(known) + len(inline))
+    return found._replace(ids=found.ids_at(np.array(order)), rows=found.rows[order])
 
 
 def _fitting(

@@ -136,6 +136,8 @@ class ModelAdminService:
                 shares=[pb.VariantShare(variant=name, share=share) for name, share in shares],
                 shadows=[assignment.variants[bit] for bit in assignment.shadows],
                 problem=experiment.problem,
+                exploration=str(assignment.explore or ""),
+                apprentice=assignment.apprentice,
             ),
         )
         if of.published:

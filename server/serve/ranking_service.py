@@ -33,12 +33,28 @@ from server.ranking.served import ModelHandle
 from server.ranking.store_reads import StoredReads
 from server.ranking.users import Users
 from server.serve.gate import UnaryCall, path_of
-from server.telemetry.meter import Meter
+from server.telemetry.meter import Meter, declare
 
 _WIRE = DESCRIPTOR.services_by_name["RankingService"]
 SERVICE = _WIRE.full_name
 RANK, EXPLAIN = (path_of(_WIRE, name) for name in ("Rank", "Explain"))
 REQUEST_ID_BYTES = 16
+EXPLORED = declare(
+    "ftrie_explored_total",
+    ("model", "explored"),
+    "answers under the exploration of an experiment, by whether they `explored`: `yes`, or `no` for the greedy order",
+)
+EXPECTED = declare(
+    "ftrie_exploration_clicks_total",
+    ("model", "order"),
+    "clicks that the model expects of the same answers, by `order`: `greedy` and `served`; 1 - served / greedy is "
+    "what exploration costs",
+)
+APPRENTICE = declare(
+    "ftrie_apprentice_total",
+    ("model", "first"),
+    "answers in apprentice mode, by whether the model's `first` item is the caller's: `same` or `other`",
+)
 
 _log = structlog.get_logger(__name__)
 
@@ -184,6 +200,13 @@ class RankingService:
         if ranking.shadows and self._shadow_log is not None and not query.no_log:
             now_s = self._clock.time()
             self._shadow_log.offer(ShadowRecord.of(request_id, served, query.variant, ranking, now_s))
+        if ranking.spent is not None:
+            self._meter.count(EXPLORED, served.name, "yes" if ranking.spent.explored else "no")
+            self._meter.count(EXPECTED, served.name, "greedy", by=ranking.spent.greedy)
+            self._meter.count(EXPECTED, served.name, "served", by=ranking.spent.served)
+        if ranking.own is not None and ranking.own.order.size:
+            same = ranking.own.order[0] == ranking.order[0]
+            self._meter.count(APPRENTICE, served.name, "same" if same else "other")
         self._meter.answered(
             served.name,
             served.version,

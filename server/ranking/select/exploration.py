@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from model_store.normal_kernels import normal_cdfs
+from model_store.versions.experiments import Explore
 from server.ranking.select.filters import Groups
 from server.ranking.select.select_kernels import chances, chances_by_moments, draw_normals, tails
 
@@ -39,6 +41,8 @@ class Exploration:
 
     width: float
     is_drawn: bool
+    budget: Explore | None = None
+    """Of an experiment: what exploration may cost, and the places of new items. None: every request explores."""
 
     def explored(self, score: Array, uncertainty: Array, ids: Sequence[str], request_id: str) -> Array:
         """float64[candidates]."""
@@ -70,6 +74,30 @@ def seeds(request_id: str) -> Array:
     """uint64[2]: the seeds of a request's draws."""
     digest = blake2b(request_id.encode("utf-8", "surrogatepass"), digest_size=16).digest()
     return np.frombuffer(bytearray(digest), "<u8").astype(np.uint64)
+
+
+def uniforms(request_id: str, ids: Sequence[str]) -> Array:
+    """A number in [0, 1] for each id, float64: whether a new item is promoted. Independent of `normals`."""
+    found = np.empty(len(ids))
+    normal_cdfs(normals(f"{request_id}\0promoted", ids), found)
+    return found
+
+
+def coin(request_id: str) -> float:
+    """A number in [0, 1): whether a request explores. Independent of its other draws."""
+    digest = blake2b(request_id.encode("utf-8", "surrogatepass"), digest_size=8, person=b"explore").digest()
+    return int.from_bytes(digest, "big") / 2.0**64
+
+
+def promotions(evidence: Array, budget: Explore, top: int) -> Array | None:
+    """The chance of each candidate to get one of the `top` places by being new, float64; None where none is new.
+
+    It falls in a straight line to 0 as the evidence reaches `budget.new_below`. All together get `budget.new_share` of
+    the places on average, if there are as many new items, else a place each.
+    """
+    fading = np.maximum(0.0, 1.0 - evidence / budget.new_below) if budget.new_share else np.zeros(1)
+    total = float(fading.sum())
+    return fading * min(1.0, budget.new_share * top / total) if total > 0.0 else None
 
 
 def _repeats(ids: Sequence[str]) -> Array:
@@ -119,11 +147,18 @@ def _grid(nodes: int) -> _Grid:
 
 
 def integrated(
-    score: Array, deviation: Array, valued: Valued, chosen: Array, top: int, exact_up_to: int = EXACT_UP_TO
+    score: Array,
+    deviation: Array,
+    valued: Valued,
+    chosen: Array,
+    top: int,
+    exact_up_to: int = EXACT_UP_TO,
+    promoted: Array | None = None,
 ) -> Array:
     """The chance of each of the `chosen` (int64) to be among the first `top` < candidates, float64.
 
-    score, deviation float64[candidates]. O(candidates · (cells · top + nodes · log cells)).
+    score, deviation float64[candidates]. promoted: the chance of each, float64, to come before all that are not,
+    whatever their scores. O(candidates · (cells · top + nodes · log cells)).
     """
     # A finer grid for few candidates, where one with a clipped or non-monotonic objective has more influence.
     grid = _grid(MOST_NODES if len(score) * MOST_NODES <= NODES_OF_ALL else LEAST_NODES)
@@ -137,14 +172,55 @@ def integrated(
     ordered = np.argsort(chosen)
     asked = chosen[ordered]
     mass = _masses(points, above[:, asked], at_least[:, asked])
-    out, result = np.zeros(len(asked)), np.empty(len(asked))
-    arguments = above, at_least, np.concatenate([points.nodes, points.atoms]), mass, asked, top
-    if len(score) * top <= exact_up_to:
-        chances(*arguments, np.empty((len(asked), top)), np.empty(top), out)
-    else:
-        chances_by_moments(*arguments, out)
-    result[ordered] = np.minimum(out, 1.0)
+    places = np.concatenate([points.nodes, points.atoms])
+    result = np.empty(len(asked))
+    result[ordered] = _levels(above, at_least, places, mass, asked, top, exact_up_to, promoted)
     return result
+
+
+def in_order(order: Array, chosen: Array, top: int, promoted: Array) -> Array:
+    """The same where no score moves: int64[candidates], the best first, but for those that are promoted."""
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    ascending = np.argsort(chosen)
+    asked = chosen[ascending]
+    before = (rank[None, :] < rank[asked, None]).astype(np.float64)
+    result = np.empty(len(asked))
+    places, mass = np.arange(len(asked)), np.eye(len(asked))
+    result[ascending] = _levels(before, before, places, mass, asked, top, EXACT_UP_TO, promoted)
+    return result
+
+
+def _levels(
+    above: Array,
+    at_least: Array,
+    places: Array,
+    mass: Array,
+    asked: Array,
+    top: int,
+    exact_up_to: int,
+    promoted: Array | None,
+) -> Array:
+    """The chances of the candidates `asked`, which ascend, from those of all to lie above each point.
+
+    One that is promoted has only the promoted ones above it that lie above its value, one that is not has all promoted
+    ones. All are promoted independently, so that the number before a candidate stays Poisson-binomial.
+    """
+    levels = [(above, at_least, mass)]
+    if promoted is not None:
+        below = 1.0 - promoted
+        levels = [
+            (promoted + below * above, promoted + below * at_least, mass * below[asked]),
+            (promoted * above, promoted * at_least, mass * promoted[asked]),
+        ]
+    out = np.zeros(len(asked))
+    for over, equal, share in levels:
+        arguments = over, equal, places, np.ascontiguousarray(share), asked, top
+        if above.shape[1] * top <= exact_up_to:
+            chances(*arguments, np.empty((len(asked), top)), np.empty(top), out)
+        else:
+            chances_by_moments(*arguments, out)
+    return np.minimum(out, 1.0)
 
 
 def _move_to_kinks(
@@ -252,13 +328,28 @@ def _masses(points: _Points, above: Array, at_least: Array) -> Array:
 
 
 def simulated(
-    score: Array, deviation: Array, valued: Valued, chosen: Array, top: int, groups: Groups, seed: int
+    score: Array,
+    deviation: Array,
+    valued: Valued,
+    chosen: Array,
+    top: int,
+    groups: Groups,
+    seed: int,
+    promoted: Array | None = None,
+    made: Array | None = None,
 ) -> Array:
-    """The share of simulated draws, with the one that was made, in which each of the `chosen` is returned."""
+    """The share of simulated draws, with the one that was made, in which each of the `chosen` is returned.
+
+    made: bool, which of them the draw that was made returns; by default all.
+    """
     # Fewer draws of more candidates, so that the time is about the same.
     draws = min(MAX_DRAWS, max(MIN_DRAWS, DRAWN_NUMBERS // len(score)))
-    moves = np.random.Generator(np.random.Philox(seed)).standard_normal((draws, len(score)))
+    random = np.random.Generator(np.random.Philox(seed))
+    moves = random.standard_normal((draws, len(score)))
     orders = np.argsort(-valued(score + deviation * moves), axis=1, kind="stable")
+    if promoted is not None:
+        first = np.take_along_axis(random.random((draws, len(score))) < promoted, orders, 1)
+        orders = np.take_along_axis(orders, np.argsort(~first, axis=1, kind="stable"), 1)
     hits = groups.count_taken(orders, top)[chosen]
     # The draw that was made counts too: no propensity is 0, since estimates divide by them.
-    return (hits + 1.0) / (draws + 1.0)
+    return np.asarray((hits + (1.0 if made is None else made)) / (draws + 1.0))

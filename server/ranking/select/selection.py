@@ -5,16 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from model_store.artefact.calibration import Curve
 from model_store.normal_kernels import normal_cdfs
+from model_store.versions.experiments import Explore
 from server.errors import Degradation, check_deadline
-from server.ranking.select.exploration import Exploration, integrated, moves, seeds, simulated
+from server.ranking.select.exploration import (
+    Exploration,
+    coin,
+    in_order,
+    integrated,
+    moves,
+    promotions,
+    seeds,
+    simulated,
+    uniforms,
+)
 from server.ranking.select.filters import CandidateColumns, Cap, Condition, Groups
 from server.ranking.select.objective import Objective
 from server.ranking.select.select_kernels import click_rates
@@ -28,11 +39,27 @@ LARGEST = 1e300
 """A larger result counts as infinite, so that candidates without a result can be ordered below all results."""
 
 
+class Spent(NamedTuple):
+    """What a budget decided for one request: whether it explored; expected clicks of the greedy list and of its own."""
+
+    explored: bool
+    greedy: float
+    served: float
+
+
+class OwnOrder(NamedTuple):
+    """What the model would have returned in apprentice mode: candidate numbers int64[k], best first, and their ctr."""
+
+    order: Array
+    ctr: Array
+
+
 @dataclass(slots=True)
 class Selection:
     """The items returned, best first: order int64[k], candidate numbers; the rest float64[k], or None.
 
-    objective: NaN where it could not be computed. notes: for the answer's `degraded`.
+    objective: NaN where it could not be computed. notes: for the answer's `degraded`. spent: with a budget; own: in
+    apprentice mode.
     """
 
     order: Array
@@ -42,6 +69,8 @@ class Selection:
     uncertainty: Array | None
     propensity: Array | None
     notes: list[Degradation] = field(default_factory=list)
+    spent: Spent | None = None
+    own: OwnOrder | None = None
 
 
 @dataclass(frozen=True)
@@ -49,13 +78,14 @@ class Scored:
     """The model's scores: score and uncertainty float64[candidates], and the calibration curve of their ctr.
 
     noise: None for the logit link. With the probit link, the standard deviation of the noise, and uncertainty is that
-    of the score.
+    of the score. evidence: float64[candidates], where new items are promoted.
     """
 
     score: Array
     uncertainty: Array | None
     curve: Curve | None
     noise: float | None = None
+    evidence: Array | None = None
 
     @cached_property
     def latent(self) -> Array:
@@ -82,7 +112,8 @@ class Scored:
     def part(self, kept: Array) -> Scored:
         """Those of some candidates; copies."""
         uncertainty = None if self.uncertainty is None else self.uncertainty[kept]
-        return Scored(self.score[kept], uncertainty, self.curve, self.noise)
+        evidence = None if self.evidence is None else self.evidence[kept]
+        return Scored(self.score[kept], uncertainty, self.curve, self.noise, evidence)
 
 
 def order_key(value: Array, latent: Array) -> Array:
@@ -98,13 +129,23 @@ def order_key(value: Array, latent: Array) -> Array:
 class Options:
     """How a request selects: conditions, exploration, the objective's order, caps, and then the first `top_k`.
 
-    A request without options has the plain order: by ctr, all candidates.
+    A request without options has the plain order: by ctr, all candidates. apprentice: the request's own order instead.
     """
 
     objective: Objective | None
     conditions: tuple[Condition, ...]
     caps: tuple[Cap, ...]
     exploration: Exploration | None
+    apprentice: bool = False
+
+    @property
+    def needs_evidence(self) -> bool:
+        """Whether `select` needs the candidates' evidence."""
+        return (
+            self.exploration is not None
+            and self.exploration.budget is not None
+            and self.exploration.budget.new_share > 0.0
+        )
 
     @property
     def needs_uncertainty(self) -> bool:
@@ -134,14 +175,25 @@ class Options:
         score, latent = self._moved(some, ids, kept, request_id)
         others = {name: other.at(kept) for name, other in others.items()} if others else {}
         valued = self._valued(some, candidates, kept, others)
-        value = valued(score, latent)
-        key = order_key(value, latent)
-        order = np.argsort(-key, kind="stable")
+        ranked = _Ranked.of(valued, score, latent)
         top = len(kept) if top_k is None else min(top_k, len(kept))
         check_deadline(until_s)
         groups = _within(Groups.of(self.caps, candidates), kept) if self.caps else None
-        taken = order[:top] if groups is None else groups.take(order, top)
+        taken, own, spent = _taken(ranked.order, top, groups), None, None
+        propensity: Array | None = None
+        if self.apprentice:
+            own = OwnOrder(kept[taken], some.ctr(some.latent[taken]))
+            taken = _taken(np.arange(len(kept)), top, groups)
+        elif self.exploration is not None and self.exploration.budget is not None:
+            names = [ids[at] for at in kept.tolist()]
+            budgeted = self._within_budget(
+                self.exploration.budget, some, valued, ranked, top, groups, names, request_id
+            )
+            taken, ranked, propensity, spent = budgeted
+        elif self.exploration is not None:
+            propensity = self._chances(some, valued, taken, taken, top, groups, request_id)
         check_deadline(until_s)
+        value, key = ranked.value, ranked.key
         notes = [] if self.objective is None else self._notes(self.objective, value, candidates, kept, others)
         return Selection(
             order=kept[taken],
@@ -154,8 +206,57 @@ class Options:
             uncertainty=some.uncertainty[taken]
             if self.needs_uncertainty and some.uncertainty is not None
             else None,
-            propensity=self._propensity(some, valued, taken, top, groups, request_id),
+            propensity=propensity,
             notes=notes,
+            spent=spent,
+            own=own,
+        )
+
+    def _within_budget(
+        self,
+        budget: Explore,
+        some: Scored,
+        valued: Valued,
+        moved: _Ranked,
+        top: int,
+        groups: Groups | None,
+        names: Sequence[str],
+        request_id: str,
+    ) -> tuple[Array, _Ranked, Array, Spent]:
+        """What is returned, how it is ordered, its propensities, and what that costs.
+
+        A request explores with a probability q, which its candidates decide: `budget.share`, or less, so that q times
+        the expected clicks that exploring it loses, on average over its draws, is at most `budget.cost` of the greedy
+        list's. So a propensity is q times that of exploring, and 1 - q more for what the greedy list has.
+        """
+        greedy = _Ranked.of(valued, some.score, some.latent)
+        without = _taken(greedy.order, top, groups)
+        promoted = None if some.evidence is None else promotions(some.evidence, budget, top)
+        order = moved.order
+        if promoted is not None:
+            first = (uniforms(request_id, names) < promoted)[order]
+            order = np.concatenate([order[first], order[~first]])
+        taken = _taken(order, top, groups)
+        if promoted is not None:  # a new item has a place, but not a better one than its score gives it
+            place = np.empty(len(order), np.int64)
+            place[moved.order] = np.arange(len(order))
+            taken = taken[np.argsort(place[taken])]
+        ctr = some.ctr(some.latent)
+        clicks, share, chances = float(ctr[without].sum()), budget.share, None
+        ways = partial(self._chances, some, valued, made=taken, top=top, groups=groups, request_id=request_id)
+        if budget.cost < 1.0:
+            chances = ways(np.arange(len(ctr)), promoted=promoted, order=moved.order)
+            lost = clicks - float(chances @ ctr)
+            share = min(share, budget.cost * clicks / lost) if lost > 0.0 else share
+        explored = coin(request_id) < share
+        served = taken if explored else without
+        exploring = ways(served, promoted=promoted, order=moved.order) if chances is None else chances[served]
+        propensity = share * exploring + (1.0 - share) * np.isin(served, without)
+        return (
+            served,
+            moved if explored else greedy,
+            propensity,
+            Spent(explored, clicks, float(ctr[served].sum())),
         )
 
     def _kept(self, candidates: CandidateColumns, until_s: float) -> Array:
@@ -207,34 +308,65 @@ class Options:
             Degradation.no_value(f"{count} of {len(kept)} candidates have no value and are ranked last{why}")
         ]
 
-    def _propensity(
+    def _chances(
         self,
         some: Scored,
         valued: Valued,
-        taken: Array,
+        asked: Array,
+        made: Array,
         top: int,
         groups: Groups | None,
         request_id: str,
-    ) -> Array | None:
-        if self.exploration is None:
-            return None
-        certain = np.ones(len(taken))
-        if not self.exploration.is_drawn or some.uncertainty is None:
-            return certain
-        deviation = moves(self.exploration.width, some.uncertainty)
+        promoted: Array | None = None,
+        order: Array | None = None,
+    ) -> Array:
+        """The probability of each of `asked` to be returned if the request explores. made: what this draw returns.
+
+        promoted: as `integrated` takes it, with the order of the moved scores.
+        """
+        assert self.exploration is not None
+        returned = np.isin(asked, made).astype(np.float64)
+        deviation = np.zeros(len(some.score))
+        if self.exploration.is_drawn and some.uncertainty is not None:
+            deviation = moves(self.exploration.width, some.uncertainty)
+        is_drawn = bool(deviation.any())
         # No score moves, or every candidate is returned.
-        if not deviation.any() or (groups is None and top == len(deviation)):
-            return certain
+        if (not is_drawn and promoted is None) or (groups is None and top == len(deviation)):
+            return returned
 
         def key(score: Array) -> Array:
             latent = some.latent_of(score)
             return order_key(valued(score, latent), latent)
 
-        if groups is None:
-            return integrated(some.score, deviation, key, taken, top)
-        # By the request's id: a repeated request has the same propensities on every worker.
-        seed = int(seeds(request_id)[0])
-        return simulated(some.score, deviation, key, taken, top, groups, seed)
+        if groups is not None:
+            # By the request's id: a repeated request has the same propensities on every worker.
+            seed, score = int(seeds(request_id)[0]), some.score
+            if not self.exploration.is_drawn and some.uncertainty is not None:
+                score = score + moves(self.exploration.width, some.uncertainty)
+            return simulated(score, deviation, key, asked, top, groups, seed, promoted, returned)
+        if is_drawn:
+            return integrated(some.score, deviation, key, asked, top, promoted=promoted)
+        assert order is not None and promoted is not None
+        return in_order(order, asked, top, promoted)
+
+
+class _Ranked(NamedTuple):
+    """Candidates by value: the value, the key that orders them, and their order, best first; equal ones keep theirs."""
+
+    value: Array
+    key: Array
+    order: Array
+
+    @classmethod
+    def of(cls, valued: Valued, score: Array, latent: Array) -> _Ranked:
+        """By these scores."""
+        value = valued(score, latent)
+        key = order_key(value, latent)
+        return cls(value, key, np.argsort(-key, kind="stable"))
+
+
+def _taken(order: Array, top: int, groups: Groups | None) -> Array:
+    return order[:top] if groups is None else groups.take(order, top)
 
 
 def _within(groups: Groups, kept: Array) -> Groups:

@@ -11,7 +11,7 @@ import ftrie
 from model_store.store import Store
 from model_store.streams.event_streams import Letter
 from model_store.versions.audit import operator
-from model_store.versions.experiments import Experiment
+from model_store.versions.experiments import Experiment, Explore
 from tests.ftrie.conftest import Ask, Say
 from tests.model_store.models import model
 
@@ -73,6 +73,28 @@ def test_shadows_a_winner_and_back_to_the_spec(ask: Ask, store: Store) -> None:
     assert record(store).revision == 5
 
 
+def test_exploration_and_apprentice_mode_are_set_part_by_part_and_ended(say: Say, store: Store) -> None:
+    def set_(*words: str) -> str:
+        code, out, err = say("experiment", "set", "ads", *words)
+        assert (code, err) == (0, "")
+        return out
+
+    assert "explores: thompson:1, at most 1 of the requests" in set_("--explore", "thompson:1")
+    set_("--explore-share", "0.25", "--apprentice")
+    out = set_("--explore-cost", "0.02", "--new-items", "0.2:30")
+    assert (
+        "at most 0.25 of the requests, at most 0.02 of the clicks, 0.2 of the places for items below 30"
+        in out
+    )
+    assert "apprentice: candidates are answered in the order in which they come" in out
+    assert record(store).explore == Explore("thompson", 1.0, 0.25, 0.02, 0.2, 30.0)
+    assert record(store) == Experiment.from_json(record(store).to_json())
+    assert store.client.hget(store.model("ads").keys.experiment, "format") == b"2", "older servers refuse it"
+    set_("--explore", "", "--no-apprentice")
+    assert (record(store).explore, record(store).apprentice) == (None, False)
+    assert store.client.hget(store.model("ads").keys.experiment, "format") == b"1"
+
+
 def test_a_mistake_is_told_and_nothing_changes(say: Say, store: Store) -> None:
     for words, code, message in (
         ("set ads base=0.9", 2, "base sum to 0.9; expected 1"),
@@ -81,7 +103,16 @@ def test_a_mistake_is_told_and_nothing_changes(say: Say, store: Store) -> None:
         ("set ads base", 2, "got 'base', expected VARIANT=SHARE"),
         ("set ads base=0.5 plain=0.4 plain=0.5", 2, "got 'plain' twice: 0.4 and 0.5"),
         ("set ads --objective ctr*", 2, "objective: "),
-        ("set ads", 2, "give shares such as base=0.9 plain=0.1, --salt or --objective"),
+        (
+            "set ads",
+            2,
+            "give shares such as base=0.9 plain=0.1, --salt, --objective, --explore or --apprentice",
+        ),
+        ("set ads --explore all", 2, "got 'all', expected ucb:WIDTH or thompson:WIDTH"),
+        ("set ads --explore ucb:-1", 2, "explore: got width -1.0; expected a finite number, 0 or more"),
+        ("set ads --explore-share 0.1", 2, "nothing explores yet; give --explore too"),
+        ("set ads --explore ucb:1 --new-items 0.1", 2, "new_below is 0, so no item is new"),
+        ("set ads --explore ucb:1 --new-items x:1", 2, "got 'x:1', expected SHARE:N"),
         ("set ads base=1 --revision 7", 5, "expected revision 7, found 0"),
         ("pin ads u1", 2, "got 'u1', expected COOKIE=VARIANT"),
         ("pin ads u1=base u1=plain", 2, "got 'u1' twice: base and plain"),

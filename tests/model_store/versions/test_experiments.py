@@ -118,7 +118,7 @@ def test_what_many_operators_pin_at_once_is_all_there(store: Store) -> None:
         ("state", "", "state: got ''"),
         ("revision", "x", "got 'x', expected a whole number"),
         ("updated", "yesterday", "yesterday"),
-        ("format", "2", "got 2, this ftrie reads up to 1: upgrade it"),
+        ("format", "3", "got 3, this ftrie reads up to 2: upgrade it"),
         ("salt", b"\xff", "expected UTF-8"),
         ("salt", None, "field 'salt' is missing"),
     ],
