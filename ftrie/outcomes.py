@@ -14,7 +14,8 @@ from functools import cached_property
 import numpy as np
 
 from model_store.ratios import BUCKETS, NORMAL, Interval, Ratio, always_valid_half, always_valid_p
-from model_store.versions.online_metrics import OnlineCell, OnlineSums, Slot
+from model_store.versions.guard_record import GuardRecord
+from model_store.versions.online_metrics import AGREED, CALLER, OWN, OnlineCell, OnlineSums, Slot
 
 LEVEL = 0.05
 MISMATCH_LEVEL = 0.001
@@ -26,6 +27,8 @@ Z_POWER = NORMAL.inv_cdf(POWER)
 TINY = 10
 """With fewer clicks, or shown items without one, nothing is compared."""
 NEEDED = f"{TINY} clicks, {TINY} shows without one, and requests of all {BUCKETS} groups of cookies"
+CALIBRATED = Interval(0.9, 1.1)
+"""Where predicted clicks a click must be for predictions of the model's own order to mean anything."""
 NAMELESS = "(none)"
 """Shown for requests whose event names no variant."""
 
@@ -75,6 +78,48 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class Apprenticeship:
+    """How a variant's model does beside the caller's order, which was served (docs/decide.md#apprentice-mode).
+
+    agrees: the share of requests whose first item is the model's; overlap: of the items shown, those that the model
+    would have shown; ctr: of the caller's order. matched: the ctr of requests where both agree, divided by that of all;
+    direct: predicted clicks of the model's order, divided by those of the caller's. missing: why the model is not ready
+    to decide; empty if it is.
+    """
+
+    requests: int
+    agrees: Rate
+    overlap: Rate
+    ctr: Rate
+    matched: Rate
+    direct: Rate
+    missing: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """Ready or not, in a sentence."""
+        return f"not ready: {'; '.join(self.missing)}" if self.missing else "ready to decide"
+
+    @property
+    def rows(self) -> list[list[str]]:
+        """Each figure in words, its value and its 95 % interval."""
+        shares = {
+            "the same first item": self.agrees,
+            "items that it would show too": self.overlap,
+            "CTR of the caller's order": self.ctr,
+        }
+        ratios = {
+            "CTR where both agree, to that of all": self.matched,
+            "clicks that it expects of its order, to the caller's": self.direct,
+        }
+        return [
+            ["requests", f"{self.requests:,}", ""],
+            *([name, *rate.words("{:.3%}".format)] for name, rate in shares.items()),
+            *([name, *rate.words("{:.3f}".format)] for name, rate in ratios.items()),
+        ]
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What the figures say. winner: None as long as no variant has won; is_problem: the figures must not be trusted."""
 
@@ -93,6 +138,8 @@ class Outcomes:
     mismatch_p: float | None
     verdict: Verdict
     shares: Mapping[str, float] = field(default_factory=dict)
+    apprentices: Mapping[str, Apprenticeship] = field(default_factory=dict)
+    """By variant, where requests were answered in apprentice mode."""
 
     @cached_property
     def chances(self) -> dict[str, float]:
@@ -111,17 +158,29 @@ def outcomes(
     base: str | None,
     effect: float,
     since: int = 0,
+    guard: GuardRecord | None = None,
 ) -> Outcomes:
     """Compute the figures. shares: the variants' shares of the traffic since minute `since`, empty for no test.
+
+    guard: what the trainer's guard did last.
 
     base: None for the first variant of the shares with requests, or else the variant with most requests.
     """
     found: dict[str, OnlineCell] = {}
     tested: dict[str, OnlineCell] = {}
+    empty, began = OnlineCell.empty(), math.inf
+    orders = {CALLER: dict[str, OnlineCell](), AGREED: dict[str, OnlineCell](), OWN: dict[str, OnlineCell]()}
     for slot, cell in cells:
+        of_order = next((suffix for suffix in orders if slot.variant.endswith(suffix)), None)
+        if of_order is not None:
+            name, order = slot.variant.removesuffix(of_order), orders[of_order]
+            order[name], began = order.get(name, empty) + cell, min(began, slot.minute)
+            continue
         # Earlier requests were divided by other shares, so they cannot test the present ones.
         for into in (found, tested) if slot.minute >= since else (found,):
             into[slot.variant] = into[slot.variant] + cell if slot.variant in into else cell
+    if guard is not None and guard.when_us < began * 60e6:
+        guard = None  # what it did before says nothing about these answers
     base = base if base is not None else _base(found, shares)
     rank = {name: number for number, name in enumerate(shares)}
     ordered = sorted(found, key=lambda name: (name != base, rank.get(name, len(rank)), name))
@@ -139,7 +198,60 @@ def outcomes(
         mismatch_p=p,
         verdict=_verdict(base, variants, p, effect),
         shares=shares,
+        apprentices={
+            name: _apprenticeship(cell, orders[AGREED].get(name, empty), orders[OWN].get(name, empty), guard)
+            for name, cell in orders[CALLER].items()
+        },
     )
+
+
+def _apprenticeship(
+    caller: OnlineCell, agreed: OnlineCell, own: OnlineCell, guard: GuardRecord | None
+) -> Apprenticeship:
+    calibration = Rate.of(caller.calibration, Ratio.logarithmic)
+    matched, direct = (
+        Rate.of(_matched(agreed, caller)),
+        Rate.of(Ratio.of(own["ctr_nano"], caller["ctr_nano"], BUCKETS)),
+    )
+    missing = []
+    if _comparable(caller) is None or agreed.sums.clicks < TINY or matched.interval is None:
+        missing.append(f"needs {NEEDED}, and {TINY} clicks where both agree")
+    elif matched.interval.high < 1.0:
+        missing.append(
+            "where its first item is the caller's too, users click less: it agrees on the wrong requests"
+        )
+    ends = calibration.interval
+    if ends is None or ends.low > CALIBRATED.high or ends.high < CALIBRATED.low:
+        known = calibration.value
+        shown = "unknown" if known is None else f"{known:.2f}"
+        missing.append(
+            f"predicted clicks a click are {shown}, which must be near 1 for its predictions to count"
+        )
+    if direct.interval is None or direct.interval.low <= 1.0:
+        missing.append("it does not expect more clicks of its own order than of the caller's")
+    if guard is not None:
+        missing.append(f"the guard went back from version {guard.origin} to {guard.target}: {guard.reason}")
+    return Apprenticeship(
+        requests=caller.sums.requests,
+        agrees=Rate.of(Ratio.of(agreed["requests"], caller["requests"], BUCKETS)),
+        overlap=Rate.of(Ratio.of(own["shown"], caller["shown"] + caller["unseen"], BUCKETS)),
+        ctr=Rate.of(caller.click_rate),
+        matched=matched,
+        direct=direct,
+        missing=tuple(missing),
+    )
+
+
+def _matched(part: OnlineCell, whole: OnlineCell) -> Ratio | None:
+    """The click rate of part of the requests divided by that of all of them, which it is not independent of."""
+    one, other = part.click_rate, whole.click_rate
+    if one is None or other is None or one.variance is None or not other.value or not part.sums.clicks:
+        return None
+    # To first order, the change of ln (R / R0) that each bucket makes.
+    changes = (part["clicks"] - one.value * part["shown"]) / part.sums.clicks
+    changes = changes - (whole["clicks"] - other.value * whole["shown"]) / whole.sums.clicks
+    value = one.value / other.value
+    return Ratio(value, value**2 * BUCKETS / (BUCKETS - 1.0) * float(changes @ changes), one.clusters)
 
 
 def _base(found: Mapping[str, OnlineCell], shares: Mapping[str, float]) -> str | None:

@@ -333,8 +333,8 @@ def report(
         by_spec, record = assigned_by_spec(versions), versions.experiment()
         after = by_spec.asked_for(record) if by_spec is not None else None
         shares = dict(zip(after.variants, after.shares, strict=True)) if after is not None else {}
-        divided = divided_since(versions, record)
-    found = outcomes(cells, shares, base, effect, divided)
+        divided, guard = divided_since(versions, record), versions.guard.record()
+    found = outcomes(cells, shares, base, effect, divided, guard)
     if base is not None and cells and base not in found.variants:
         raise typer.BadParameter(
             f"--base {base}: no requests; expected one of {listed(found.variants, base)}"
@@ -353,6 +353,7 @@ def report(
                 "shares": found.shares,
                 "variants": {name: _plain(each) for name, each in found.variants.items()},
                 "all": _plain(found.all),
+                "apprentices": {name: asdict(each) for name, each in found.apprentices.items()},
             }
         )
     elif not cells:
@@ -408,6 +409,9 @@ def _print_report(effect: float, found: Outcomes) -> None:
     for name, outcome in found.variants.items():
         if name != found.base:
             print(_compared(name or NAMELESS, found.base or NAMELESS, outcome, effect))
+    for name, each in found.apprentices.items():
+        print(f"apprentice {name or NAMELESS}: {each.text}")
+        print_table(["apprentice mode", "value", "95 %"], each.rows)
 
 
 def picture(listed: Sequence[tuple[str, Outcome]]) -> Iterator[str]:

@@ -30,6 +30,9 @@ MINUTES_KEPT_S = 3 * 86_400
 BY_MINUTE = 1_440
 """Reports read the latest minutes, and before them whole hours."""
 HOUR = 60
+CALLER, AGREED, OWN = "\x1fcaller", "\x1fagreed", "\x1fown"
+"""Behind a variant's name, outcomes of its answers in apprentice mode: of all; of those whose first item is the
+model's; and of the model's own order, of which only requests, items that were shown, and predicted clicks are known."""
 # Predictions are summed as whole numbers of this size: a sum of floats would depend on its order.
 CTR_UNIT = 1e-9
 # A month of hours is 744 keys: the answer is read in parts that do not fill the memory.

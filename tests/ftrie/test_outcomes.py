@@ -12,6 +12,7 @@ from ftrie.outcomes import (
     POWER,
     Outcomes,
     Rate,
+    _matched,
     chances_best,
     detectable,
     difference,
@@ -21,7 +22,8 @@ from ftrie.outcomes import (
     requests_needed,
 )
 from model_store.ratios import BUCKETS, Interval, Ratio, wilson
-from model_store.versions.online_metrics import OnlineCell, Slot
+from model_store.versions.guard_record import GuardRecord
+from model_store.versions.online_metrics import AGREED, CALLER, OWN, OnlineCell, Slot
 from tests.worlds import online_cell
 
 
@@ -193,3 +195,59 @@ def test_a_difference_by_definition() -> None:
     assert found is not None and isinstance(found.interval, Interval)
     assert found.absolute == pytest.approx(0.02)
     assert found.interval.low == pytest.approx(0.02 - 1.9983 * 0.003, rel=1e-4)
+
+
+def test_an_apprentice_is_not_ready_while_its_figures_do_not_speak_for_it() -> None:
+    def missing(
+        caller: OnlineCell, agreed: OnlineCell, own: OnlineCell, guard: GuardRecord | None = None
+    ) -> str:
+        cells = {CALLER: caller, AGREED: agreed, OWN: own}
+        slots = [(Slot(100, 1, f"base{suffix}"), cell) for suffix, cell in cells.items()]
+        found = outcomes(slots, {"base": 1.0}, None, 0.05, guard=guard)
+        assert (found.variants, found.all.sums.requests) == ({}, 0), "no answers of a variant"
+        return found.apprentices["base"].text
+
+    def served(requests: int, clicks: int, predicted: int, seed: int = 1) -> OnlineCell:
+        sums = {"requests": requests, "shown": 10 * requests, "clicks": clicks, "positives": clicks}
+        return online_cell(seed=seed, **sums, ctr_nano=10**9 * predicted)
+
+    caller, agreed = served(20_000, 10_000, 10_050), served(8_000, 4_100, 4_000, seed=2)
+    own = online_cell(seed=3, requests=20_000, shown=120_000, ctr_nano=10**9 * 11_000)
+    assert missing(caller, agreed, own) == "ready to decide"
+    for text, cells in {
+        "needs 10 clicks": (served(20, 10, 10), agreed, own),
+        "predicted clicks a click are 2.00, which must be near 1": (
+            served(20_000, 10_000, 20_000),
+            agreed,
+            own,
+        ),
+        "it does not expect more clicks of its own order": (caller, agreed, served(20_000, 0, 10_000)),
+        "it agrees on the wrong requests": (caller, served(8_000, 2_000, 4_000), own),
+    }.items():
+        assert missing(*cells).startswith("not ready: ") and text in missing(*cells)
+    rolled_back = GuardRecord(when_us=100 * 60_000_000, origin=7, target=6, reason="calibration 2.1")
+    assert "the guard went back from version 7 to 6: calibration 2.1" in missing(
+        caller, agreed, own, rolled_back
+    )
+    before = GuardRecord(when_us=99 * 60_000_000, origin=7, target=6)
+    assert missing(caller, agreed, own, before) == "ready to decide"
+
+
+def test_the_rate_where_both_agree_varies_as_a_part_of_the_whole() -> None:
+    random = np.random.default_rng(3)
+    truth, widths, inside = 1.2, [], 0
+    for _ in range(300):
+        busy = random.integers(200, 400, BUCKETS)
+        some = random.binomial(busy, 0.4)
+        hits, rest = random.binomial(some, 0.12), random.binomial(busy - some, (0.1 - 0.4 * 0.12) / 0.6)
+        part = OnlineCell.empty()
+        part["shown"][:], part["clicks"][:] = some, hits
+        whole = OnlineCell.empty()
+        whole["shown"][:], whole["clicks"][:] = busy, hits + rest
+        found = _matched(part, whole)
+        interval = found.interval() if found is not None else None
+        assert interval is not None
+        inside += interval.low <= truth <= interval.high
+        widths.append(interval.high - interval.low)
+    assert 0.91 <= inside / 300 <= 0.985
+    assert np.mean(widths) < 0.12

@@ -54,6 +54,14 @@ RESERVED: dict[str, tuple[Path, str]] = {
 "number" float64, "text" binary; null where absent. Of the cookie only its `bucket` is kept: uint8. No spec has a column
 with @."""
 
+FIRST, OVERLAP, OWN_CLICKS = "@first", "@overlap", "@own_clicks"
+READ = RESERVED | {
+    FIRST: (("apprentice", "first"), "whole"),
+    OVERLAP: (("apprentice", "overlap"), "whole"),
+    OWN_CLICKS: (("apprentice", "clicks"), "number"),
+}
+"""RESERVED, and the columns of apprentice mode, which are left out where no impression of a block has a value."""
+
 DERIVED = "@derived"
 """A column of specs with derived fields: `ModelSpec.derivation` of the version that computed them for the answer."""
 
@@ -200,7 +208,10 @@ def together(tables: Sequence[Mapping[str, pa.Array]]) -> Mapping[str, pa.Array]
     """The rows of all tables, concatenated; a column gets a type that fits all its values."""
     if len(tables) == 1:
         return tables[0]
-    return {name: _one([table[name] for table in tables]) for name in (tables[0] if tables else ())}
+    names = dict.fromkeys(name for table in tables for name in table)
+    return {
+        name: _one([t[name] if name in t else pa.nulls(len(t[BUCKET])) for t in tables]) for name in names
+    }
 
 
 def _one(arrays: Sequence[pa.Array]) -> pa.Array:

@@ -32,6 +32,7 @@ from trainer.events.columns import (
     CONTEXT,
     FEATURES,
     ITEMS,
+    READ,
     RESERVED,
     SET,
     TEXT,
@@ -239,6 +240,9 @@ def validated(raw: Raw, latest_us: int) -> Events:
     unknown = columns[UNKNOWN]
     if unknown.null_count == len(unknown):  # nearly always: a null array takes no memory
         columns[UNKNOWN] = pa.nulls(len(unknown))
+    for name in READ.keys() - RESERVED.keys():
+        if name in columns and columns[name].null_count == len(columns[name]):
+            del columns[name]
     request = digests(raw.request)
     columns[BUCKET] = buckets(columns[BUCKET], np.repeat(request, np.diff(first)))
     kind[numbers] = BAD
@@ -389,7 +393,7 @@ class BlockReader:
         self._wanted = wanted
         # Only the kinds that all readers of a path take are allowed there.
         allowed = dict(_MEMBERS)
-        for path, kind in RESERVED.values():
+        for path, kind in READ.values():
             allowed[path] = allowed.get(path, _KINDS[kind]) & _KINDS[kind]
         for column in wanted.columns:
             kinds = SCALAR | LIST if column.form == "set" else SCALAR
@@ -412,8 +416,10 @@ class BlockReader:
     def _raw(self, block: _Block) -> Raw:
         values = block.lines.values
         columns = {column.name: _column(block, column) for column in self._wanted.columns}
-        for name, (path, kind) in RESERVED.items():
+        for name, (path, kind) in READ.items():
             own = values(path)
+            if not own.kind and name not in RESERVED:
+                continue
             array = own.canonical_or_null() if kind == "text" else _numbers(own, RESERVED_TYPES[kind])
             columns[name] = array if path[0] == ITEMS else array.take(pa.array(block.event_of))
         return Raw(
@@ -513,13 +519,13 @@ def read_lines(lines: Iterable[bytes], wanted: Wanted) -> Raw:
             events.append(_Event({}, wanted))
     ids = [each for event in events for each in event.ids]
     rows = [row for event in events for row in event.rows]
-    values = list(zip(*rows, strict=True)) or [()] * len(wanted.names)
     split = len(wanted.columns)
+    values = list(zip(*rows, strict=True)) or [()] * (split + len(READ))
     columns = {
         column.name: shaped(column_of(each), column.form)
         for column, each in zip(wanted.columns, values[:split], strict=True)
     }
-    for (name, (_, kind)), each in zip(RESERVED.items(), values[split:], strict=True):
+    for (name, (_, kind)), each in zip(READ.items(), values[split:], strict=True):
         columns[name] = _texts(each) if kind == "text" else pa.array(each, RESERVED_TYPES[kind])
     return Raw(
         request=_texts(event.request for event in events),
@@ -562,7 +568,7 @@ class _Event:
         _check_object(item.get(FEATURES), f"{where}.{FEATURES}")
         self.ids.append(_member_text(item.get("id"), f"{where}.id"))
         row = [_value(event, item, where, column) for column in wanted.columns]
-        for path, kind in RESERVED.values():
+        for path, kind in READ.values():
             value, at = _at(event, item, where, path)
             row.append(_READ[kind](value, at))
         self.rows.append(row)

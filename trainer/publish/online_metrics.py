@@ -19,15 +19,18 @@ import pyarrow.compute as pc
 
 from model_store.ratios import BUCKETS
 from model_store.versions.online_metrics import (
+    AGREED,
+    CALLER,
     CTR_UNIT,
     HOUR,
     MINUTES_KEPT_S,
+    OWN,
     SUMS,
     OnlineCell,
     OnlineMetrics,
     OnlineSums,
 )
-from trainer.events.columns import BUCKET, CTR, POSITION, VARIANT, VERSION
+from trainer.events.columns import BUCKET, CTR, FIRST, OVERLAP, OWN_CLICKS, POSITION, VARIANT, VERSION
 from trainer.events.join import Closed, Joined
 from trainer.events.waiting_rows import Segments
 from trainer.examples.hashing import examination_of
@@ -38,9 +41,11 @@ MOST_VERSIONS = 10_000
 MINUTE_US = 60_000_000
 
 _CTR, _POSITIVES, _WITHOUT = (SUMS.index(name) for name in ("ctr_nano", "positives", "without_ctr"))
+_REQUESTS, _SHOWN = (SUMS.index(name) for name in ("requests", "shown"))
 NO_VARIANT = ""
 """Stands for every variant that the spec does not name; no variant of a spec has this name."""
 _COLUMNS = {VERSION: pa.int64(), VARIANT: pa.binary(), BUCKET: pa.uint8(), CTR: pa.float64()}
+_OF_APPRENTICE = {FIRST: pa.int64(), OVERLAP: pa.int64(), OWN_CLICKS: pa.float64()}
 _HOURS_KEPT = MINUTES_KEPT_S // 3_600
 
 Int64s = npt.NDArray[np.int64]
@@ -77,8 +82,10 @@ class OnlineAccumulator:
         requests = ClosedRequests.of(joined.closed, rows, self._examination)
         self._add_evidence(requests)
         self._add_totals(requests)
-        for cell, added in _by_cell(requests.only(self._in_time(requests.minute))):
-            self._add(cell, added)
+        in_time = requests.only(self._in_time(requests.minute))
+        for part in (in_time, *in_time.orders()):
+            for cell, added in _by_cell(part):
+                self._add(cell, added)
 
     def flush(self, store: OnlineMetrics) -> int:
         """Write the cells that changed since the last call; return how many. After StoreUnavailable call it again."""
@@ -132,6 +139,8 @@ class OnlineAccumulator:
         """Outcomes by variant over the last REMEMBERED_MINUTES. O(cells)."""
         found = {name: OnlineCell.empty() for name in self._known}
         for (_, variant), cell in self._cells.items():
+            if variant.endswith((CALLER, AGREED, OWN)):
+                continue
             name = self._name(variant)
             found[name] = found[name] + cell if name in found else cell
         return found
@@ -280,7 +289,8 @@ def _unpacked(data: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> list[str]:
 class ClosedRequests:
     """One element a request. minute, version, bucket: int64; variant: indices of `variants`.
 
-    sums: int64[n, len(SUMS)].
+    sums: int64[n, len(SUMS)]. own: int64[n, 3], in apprentice mode whether the model's first item is the one shown
+    first, how many of its items were shown, and their predicted clicks in CTR_UNIT; -1 where that is not known.
     """
 
     minute: Int64s
@@ -289,6 +299,7 @@ class ClosedRequests:
     variant: Int64s
     variants: tuple[str, ...]
     sums: Int64s
+    own: Int64s
 
     @classmethod
     def of(cls, closed: Closed, rows: Segments, examination: Sequence[float] | None = None) -> ClosedRequests:
@@ -299,12 +310,23 @@ class ClosedRequests:
         within = np.arange(int(count.sum())) - np.repeat(first, count)
         kinds = _COLUMNS if examination is None else {**_COLUMNS, POSITION: pa.int64()}
         row = np.repeat(closed.row[shows], count) + within
-        columns = _gathered(rows.gather(np.repeat(closed.segment[shows], count), row, tuple(kinds)), kinds)
+        columns = _gathered(
+            rows.gather(np.repeat(closed.segment[shows], count), row, (*kinds, *_OF_APPRENTICE)), kinds
+        )
         codes, variants = _codes(columns[VARIANT].take(pa.array(first)))
         version = pc.fill_null(columns[VERSION].take(pa.array(first)), 0)
         ctr = pc.fill_null(columns[CTR], np.nan).to_numpy(zero_copy_only=False)
+        alone = ctr
         if examination is not None:
             ctr = ctr * examination_of(columns[POSITION], examination)[0]
+        sums = _sums(
+            count,
+            closed.exposed if closed.exposed.size else np.ones(ctr.size, np.bool_),
+            closed.clicks[shows],
+            closed.conversions[shows],
+            closed.positives[shows],
+            ctr,
+        )
         return cls(
             minute=closed.time_us[shows] // MINUTE_US,
             version=version.to_numpy(zero_copy_only=False).astype(np.int64),
@@ -314,28 +336,61 @@ class ClosedRequests:
             ).to_numpy(),
             variant=codes,
             variants=variants,
-            sums=_sums(
-                count,
-                closed.exposed if closed.exposed.size else np.ones(ctr.size, np.bool_),
-                closed.clicks[shows],
-                closed.conversions[shows],
-                closed.positives[shows],
-                ctr,
-            ),
+            sums=sums,
+            own=_own(columns, first, count, sums, alone),
         )
+
+    def orders(self) -> Iterator[ClosedRequests]:
+        """In apprentice mode the same requests once more, for the caller's order, where both agree, and the model's."""
+        known = self.own[:, 0] >= 0
+        if not known.any():
+            return
+        for chosen, suffix in ((known, CALLER), (self.own[:, 0] == 1, AGREED), (known, OWN)):
+            part = self.only(chosen)
+            sums = part.sums
+            if suffix == OWN:
+                sums = np.zeros_like(sums)
+                sums[:, _REQUESTS], sums[:, [_SHOWN, _CTR]] = 1, part.own[:, 1:]
+            yield replace(part, sums=sums, variants=tuple(name + suffix for name in part.variants))
 
     def only(self, chosen: npt.NDArray[np.bool_]) -> ClosedRequests:
         """The chosen requests, bool[n]."""
         arrays = {
-            name: getattr(self, name)[chosen] for name in ("minute", "version", "bucket", "variant", "sums")
+            name: getattr(self, name)[chosen]
+            for name in ("minute", "version", "bucket", "variant", "sums", "own")
         }
         return replace(self, **arrays)
+
+
+def _own(
+    columns: Mapping[str, pa.Array], first: Int64s, rows: Int64s, sums: Int64s, ctr: npt.NDArray[np.float64]
+) -> Int64s:
+    """`ClosedRequests.own`. first: each request's first row; rows: how many it has; ctr: of every row."""
+    own = np.full((first.size, 3), -1, np.int64)
+    if not all(name in columns for name in _OF_APPRENTICE):
+        return own
+    same, overlap, clicks = (
+        pc.fill_null(columns[name].take(pa.array(first)), -1).to_numpy(zero_copy_only=False)
+        for name in _OF_APPRENTICE
+    )
+    # Each item is clicked at most once, so that more expected clicks than items are no figure of a server.
+    known = (
+        (same >= 0) & (same <= 1) & (overlap >= 0) & (overlap <= rows) & (clicks >= 0.0) & (clicks <= rows)
+    )
+    known &= (sums[:, _REQUESTS] > 0) & (sums[:, _WITHOUT] == 0)
+    # Of a list that was seen in part, or less at its end, the model's would be seen likewise.
+    whole = np.add.reduceat(np.nan_to_num(ctr), first) if first.size else ctr
+    part = np.divide(sums[:, _CTR] * CTR_UNIT, whole, out=np.ones(first.size), where=whole > 0.0)
+    nano = np.rint(clicks * part / CTR_UNIT)
+    own[known] = np.stack([same, overlap, nano], axis=1)[known].astype(np.int64)
+    return own
 
 
 def _gathered(
     runs: Iterator[tuple[int, dict[str, pa.Array]]], kinds: Mapping[str, pa.DataType]
 ) -> dict[str, pa.Array]:
     parts = [columns for _, columns in runs]
+    wanted = {**kinds} | {n: kind for n, kind in _OF_APPRENTICE.items() if any(n in each for each in parts)}
     return {
         name: pa.concat_arrays(
             [
@@ -344,7 +399,7 @@ def _gathered(
             ]
             or [pa.array([], kind)]
         )
-        for name, kind in kinds.items()
+        for name, kind in wanted.items()
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -36,7 +36,7 @@ from ftrie.outcomes import NAMELESS, NEEDED, POWER, Outcomes, Rate, outcomes
 from model_store.errors import ExperimentError, InputError
 from model_store.versions.audit import By
 from model_store.versions.model_versions import ModelVersions
-from model_store.versions.online_metrics import OnlineSums
+from model_store.versions.online_metrics import AGREED, CALLER, OWN, OnlineSums
 
 MOST_POINTS = 1_800
 MOST_GROUPS = 180
@@ -79,6 +79,11 @@ def build(view: View) -> Refresh:
         "Observed against served click rates in the latest traffic, in twenty groups.",
     ).classes("half"):
         curve = Picture("no clicks in the latest traffic")
+    with card(
+        "Apprentice mode",
+        "How often the model agrees with the caller's order, which is served, and what its own would earn.",
+    ):
+        readiness, apprentice = Text(), Table("The model beside the caller's order")
     with card("Exposure by item", "How often items were shown in the latest traffic, and which never were."):
         exposure_text, exposure = Text("quiet"), Table("Items by impressions")
     with card("Changes"):
@@ -124,6 +129,8 @@ def build(view: View) -> Refresh:
         remarks.show(_remarks(view, found))
         shares.show(*_shares(view, found))
         badge.show(_badge(found))
+        readiness.show(_readiness(view, found))
+        apprentice.show(*_apprentices(found), "no answers in apprentice mode in this time")
         audit.show(*changes_table(view), "no changes yet")
         if turns % TRAFFIC_EVERY == 0:
             try:
@@ -284,6 +291,18 @@ def _shares(view: View, found: ExperimentFigures) -> tuple[list[str], list[list[
     return ["variant", "planned", "observed", "requests"], rows
 
 
+def _readiness(view: View, found: ExperimentFigures) -> str:
+    record = view.state.experiment
+    mode = "The caller's order is served." if record and record.apprentice else "The model decides."
+    each = found.outcomes.apprentices
+    return paragraph(" ".join([mode, *(f"{name or NAMELESS}: {of.text}." for name, of in each.items())]))
+
+
+def _apprentices(found: ExperimentFigures) -> tuple[list[str], list[list[Any]]]:
+    rows = [[name or NAMELESS, *row] for name, of in found.outcomes.apprentices.items() for row in of.rows]
+    return ["variant", "figure", "value", "95 %"], rows
+
+
 def _badge(found: ExperimentFigures) -> str:
     p = found.outcomes.mismatch_p
     if p is None:
@@ -331,6 +350,24 @@ def _controls(view: View) -> None:
         done = f"{variant.value} answers every request"
         return changed_experiment(versions, by, lambda before: before.stopped(variant.value), done)
 
+    def decide(versions: ModelVersions, by: By) -> str:
+        before = versions.experiment()
+        after = not (before and before.apprentice)
+        done = "The caller's order is served" if after else "The model decides"
+        return changed_experiment(versions, by, lambda e: replace(e, apprentice=after), done)
+
+    with fields():
+        change_button(
+            view,
+            "Apprentice mode on or off",
+            "Change who decides?",
+            lambda: (
+                "The model decides from now on."
+                if view.state.experiment and view.state.experiment.apprentice
+                else "Requests are answered in the caller's order from now on, and the model's is only logged."
+            ),
+            decide,
+        )
     shares: dict[str, ui.number] = {}
     with fields():
         for name, share in view.state.shares.items():
@@ -390,7 +427,7 @@ def experiment_figures(
 ) -> ExperimentFigures:
     """The figures of the minutes from `begin` to before `stop`. effect: the relative change to detect."""
     cells = minutes.cells(begin, stop)
-    found = outcomes(cells, state.shares, state.base, effect, state.divided_since)
+    found = outcomes(cells, state.shares, state.base, effect, state.divided_since, state.guard)
     span = max(1, stop - (cells[0][0].minute if cells else begin))
     group = group_of(span, max(1, len(found.variants)))
     return ExperimentFigures(
@@ -422,6 +459,8 @@ def _left(found: Outcomes, span: int) -> dict[str, float]:
 def _course(minutes: Minutes, begin: int, stop: int, group: int) -> list[dict[str, Any]]:
     rows = []
     for minute, name, cell in minutes.groups(begin, stop, group):
+        if name.endswith((CALLER, AGREED, OWN)):
+            continue
         rate = Rate.of(cell.click_rate)
         if rate.value is not None:
             rows.append(

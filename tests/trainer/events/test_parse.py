@@ -434,6 +434,23 @@ def test_reserved_columns_have_what_the_server_logged() -> None:
     }
 
 
+def test_columns_of_apprentice_mode_are_there_where_some_impression_has_them() -> None:
+    of_server = {"first": 1, "overlap": 2, "clicks": 0.25, "ids": ["b"]}
+    items = [{"id": "a"}, {"id": "b"}]
+    assert not set(parsed(event()).columns) - set(WANTED.names)
+    assert not set(parsed(event(apprentice=7), event(apprentice={"ids": []})).columns) - set(WANTED.names)
+    events = parsed(event(items=items), event(request_id="s", items=items, apprentice=of_server))
+    found = {name: events.columns[name].to_pylist() for name in ("@first", "@overlap", "@own_clicks")}
+    assert found == {
+        "@first": [None, None, 1, 1],
+        "@overlap": [None, None, 2, 2],
+        "@own_clicks": [None, None, 0.25, 0.25],
+    }
+    assert dict(parsed(event(apprentice={"first": "yes"})).bad) == {
+        0: "apprentice.first: got text, expected a number"
+    }
+
+
 def test_impressions_and_clicks_of_a_log_are_all_read_and_meet(event_folder: Path) -> None:
     lines, clicks = (
         lines_in(next(event_folder.glob(f"{kind}.jsonl*"))) for kind in ("impressions", "clicks")

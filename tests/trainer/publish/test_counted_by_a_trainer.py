@@ -164,3 +164,60 @@ def test_versions_whose_promises_do_not_come_true_are_rolled_back(began, tmp_pat
     assert trained(tmp_path, store_url, SPEC + GUARD, [*events, *later]) == 0
     record = ads.guard.record()
     assert (record.rolled_back, record.candidate, ads.active() or 0) == (1, 2, ads.versions()[-1].version)
+
+
+def test_answers_in_the_callers_order_are_counted_beside_the_models_and_reported(
+    began, tmp_path, store, store_url, capsys
+):
+    shown = impressions(began, 1_500, seed=9, version=7, ctr=0.2)
+    chance = random.Random(10)
+    for number, each in enumerate(shown):
+        each |= {"variant": "base", "ts": began + number // 2}
+        if number < 1_200:
+            first = int(chance.random() < 0.4)
+            each["apprentice"] = {
+                "first": first,
+                "overlap": 2 + first,
+                "clicks": 0.7 + 0.2 * first,
+                "ids": ["x"],
+            }
+    shown[0]["apprentice"] = {
+        "first": 1,
+        "overlap": 9,
+        "clicks": 0.7,
+    }  # more than were shown: no figure of a server
+    clicked = clicks(shown, seed=11, chance=0.2)
+    assert trained(tmp_path, store_url, SPEC, [*shown, *clicked], "--no-publish") == 0
+    capsys.readouterr()
+    report = ["experiment", "report", "ads", "--store", store_url]
+    report += ["--since", datetime.fromtimestamp(began, UTC).isoformat()]
+    assert run([*report, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["all"]["requests"], list(found["variants"])) == (1_500, ["base"])
+    of = found["apprentices"]["base"]
+    some = shown[1:1_200]
+    agreed = [each for each in some if each["apprentice"]["first"]]
+    times = {each["request_id"]: each["ts"] for each in shown}
+    in_time = {(e["request_id"], e["item"]) for e in clicked if e["ts"] <= times[e["request_id"]] + WINDOW_S}
+
+    def rate(requests: list[Event]) -> float:
+        ids = {each["request_id"] for each in requests}
+        return sum(request in ids for request, _ in in_time) / (3 * len(requests))
+
+    def total(name: str) -> float:
+        return sum(float(each["apprentice"][name]) for each in some)
+
+    assert of["requests"] == 1_199
+    assert of["agrees"]["value"] == pytest.approx(len(agreed) / 1_199)
+    assert of["overlap"]["value"] == pytest.approx(total("overlap") / (3 * 1_199))
+    assert of["ctr"]["value"] == pytest.approx(rate(some))
+    assert of["matched"]["value"] == pytest.approx(rate(agreed) / rate(some))
+    assert of["direct"]["value"] == pytest.approx(total("clicks") / (0.6 * 1_199))
+    assert of["missing"] == [], "it is calibrated, expects more of its order, and agrees on no worse requests"
+    assert run(report) == 0
+    assert "apprentice base: ready to decide" in capsys.readouterr().out
+    store.model("ads").guard.note_rollback(7, 6, "it promised too much")
+    assert run(report) == 0
+    assert (
+        "not ready: the guard went back from version 7 to 6: it promised too much" in capsys.readouterr().out
+    )
