@@ -85,6 +85,7 @@ class InputSection(Section):
     ignore: tuple[str, ...] = ()
     positive: str | tuple[str, ...] | None = None
     views: str | None = None
+    rows: Literal["shown", "clicked"] = "shown"
     position: str | None = None
     examination: Examination | None = None
     columns: tuple[str, ...] | None = Field(default=None, min_length=1)
@@ -465,7 +466,7 @@ class JoinSection(Section):
 
     window: ShortTime = "10m"
     lateness: ShortTime = "5s"
-    late: Literal["count", "correct"] = "count"
+    late: Literal["count", "correct", "weigh"] = "count"
     late_within: ShortTime = "1h"
     positive: Literal["click", "conversion", "view"] = "click"
     alternatives: int = Field(default=20, ge=1, le=1_000)
@@ -479,6 +480,11 @@ class JoinSection(Section):
     def _window_is_open(self) -> Self:
         if not self.window_us:
             raise ValueError(f'window: got "{self.window}"; expected a time longer than 0')
+        if self.late == "weigh" and self.negatives == "seen":
+            raise ValueError(
+                'late = "weigh" learns a row when it is shown, negatives = "seen" one that was seen: take late = '
+                '"correct", or negatives = "shown"'
+            )
         return self
 
     @property

@@ -204,6 +204,24 @@ class ModelSpec(Section):
         return self
 
     @model_validator(mode="after")
+    def _joined_rows_have_outcomes(self) -> Self:
+        if self.input.rows == "clicked" and self.join.positive != "conversion":
+            raise ValueError(
+                'input.rows = "clicked" learns what follows a click: set join.positive = "conversion", else every row '
+                "is a positive"
+            )
+        if self.input.rows == "clicked" and self.input.examination is not None:
+            raise ValueError(
+                'input.examination is of clicks: with rows = "clicked" each row was looked at; leave it out'
+            )
+        if self.join.late == "weigh" and self.learner.link != "logit":
+            raise ValueError(
+                f'join.late = "weigh" weighs the gradient of the log-loss, and learner.algorithm = '
+                f'"{self.learner.algorithm}" has none; take "correct", or another algorithm'
+            )
+        return self
+
+    @model_validator(mode="after")
     def _ttl_has_a_clock(self) -> Self:
         if self.learner.ttl_seconds is not None and self.input.timestamp is None:
             raise ValueError(

@@ -264,7 +264,12 @@ def answers(rank: Any, count: int) -> dict[str, Any]:
 
 def _answered(rank: Any, request: dict[str, Any]) -> str:
     try:
-        return json.dumps(asdict(rank(**request)), sort_keys=True, default=repr)
+        answer = asdict(rank(**request))
+        for item in answer["items"]:
+            own = item.get("item", item)  # of an explanation
+            if own["models"] is None:  # a member that came after the recording
+                del own["models"]
+        return json.dumps(answer, sort_keys=True, default=repr)
     except (ftrie.FtrieError, TypeError, ValueError) as error:
         text = re.sub(r"127\.0\.0\.1:\d+", "SERVER", str(error))
         return f"refused: {type(error).__name__}: {text}"

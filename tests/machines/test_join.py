@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 
 from tests.trainer.events.events import WHATS, assert_alike, closed_of, merged, rows_of
 from tests.trainer.events.oracle import Event, OracleJoin, Row
-from tests.trainer.events.test_join_against_oracle import SECOND, items, sections
+from tests.trainer.events.test_join_against_oracle import SECOND, items, rules
 from trainer.events.join import Join
 
 PARTITIONS = 2
@@ -46,8 +46,8 @@ class Saved:
 class Partition:
     """events: all that came, in order; an int is a step back of the clock to this time. read: how many are taken."""
 
-    def __init__(self, section: Any) -> None:
-        self.section, self.join, self.oracle = section, Join(section), OracleJoin(section)
+    def __init__(self, learned: Any) -> None:
+        self.learned, self.join, self.oracle = learned, Join(*learned), OracleJoin(*learned)
         self.events: list[Event | int] = []
         self.read = 0
         self.rows: list[Row] = []
@@ -89,7 +89,7 @@ class Partition:
 
     def resume(self) -> None:
         """In another process, by the last checkpoint; what the learner had since is lost with it."""
-        self.join = Join(self.section)
+        self.join = Join(*self.learned)
         if self.saved.arrays:
             self.join.restore(self.saved.arrays)
         self.read, self.rows, self.closed = self.saved.read, [*self.saved.rows], [*self.saved.closed]
@@ -98,9 +98,9 @@ class Partition:
 class Joins(RuleBasedStateMachine):
     """Requests are divided by their number; `now` is the clock by which events arrive."""
 
-    @initialize(section=sections)
-    def begin(self, section: Any) -> None:
-        self.parts = [Partition(section) for _ in range(PARTITIONS)]
+    @initialize(learned=rules())
+    def begin(self, learned: Any) -> None:
+        self.parts = [Partition(learned) for _ in range(PARTITIONS)]
         self.now = 0
 
     def come(self, event: Event) -> None:

@@ -61,6 +61,8 @@ READ = RESERVED | {
     OWN_CLICKS: (("apprentice", "clicks"), "number"),
 }
 """RESERVED, and the columns of apprentice mode, which are left out where no impression of a block has a value."""
+OWN_VERSION, OWN_VARIANT, OWN_CTR = "@own.version", "@own.variant", "@own.ctr"
+"""Of a model that learns clicked rows: what it predicted itself where another model's objective used it."""
 
 DERIVED = "@derived"
 """A column of specs with derived fields: `ModelSpec.derivation` of the version that computed them for the answer."""
@@ -102,6 +104,13 @@ class Wanted:
         given = specs[0].input
         free = (name for name in dict.fromkeys(names) if name not in (given.label, given.views, *RESERVED))
         columns = [Column(name, _form(specs, name), paths_of(specs[0], name)) for name in free]
+        if given.rows == "clicked":
+            names = {OWN_VERSION: "version", OWN_VARIANT: "variant", OWN_CTR: "ctr"}
+            own = ITEMS, "models", specs[0].model.name
+            columns += [
+                Column(name, "text" if name == OWN_VARIANT else "number", ((*own, part),))
+                for name, part in names.items()
+            ]
         if any(spec.derivation for spec in specs):
             columns.append(Column(DERIVED, "text", (("derived",),)))
         return cls(tuple(columns), tuple(filter(None, (Derivations.of(spec.fields) for spec in specs))))

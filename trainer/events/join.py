@@ -23,7 +23,16 @@ from model_store.errors import CheckpointError, InputError
 from model_store.spec.sections import JoinSection
 from trainer.events import join_kernels
 from trainer.events.events import VIEW, Merged
-from trainer.events.join_kernels import CLICKED, CLOSED, CONVERTED, FREE, INACTIVE, PENDING, WAITING
+from trainer.events.join_kernels import (
+    CLICKED,
+    CLOSED,
+    CONVERTED,
+    EXPOSED,
+    FREE,
+    INACTIVE,
+    PENDING,
+    WAITING,
+)
 
 _FEWEST_LOST, _MOST_LOST = 100, 0.01
 """At most this number of events, or this share of them, may come behind their window."""
@@ -175,15 +184,20 @@ class Memory(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """The `[join]` section. Times in microseconds; positive: the flag of positive rows; correct, seen: bool."""
+    """The `[join]` section. Times in microseconds.
+
+    positive: the flags that make a row a positive together; exposing: those of which one makes it count as shown, 0
+    where every row does; correct, weigh: bool, whether late feedback is learned, and rows at once.
+    """
 
     window: np.int64
     lateness: np.int64
     late_within: np.int64
     max_pending: np.int64
     positive: np.uint8
+    exposing: np.uint8
     correct: bool
-    seen: bool
+    weigh: bool
 
 
 class EventArrays(NamedTuple):
@@ -427,15 +441,19 @@ class Join:
     `restore(state())` between them.
     """
 
-    def __init__(self, section: JoinSection) -> None:
+    def __init__(self, section: JoinSection, rows: str = "shown") -> None:
+        """rows: of the spec's [input], the rows that are learned."""
+        positive = CLICKED if section.positive == "click" else CONVERTED
+        is_clicked = rows == "clicked"
         self._rules = Rules(
             window=np.int64(section.window_us),
             lateness=np.int64(section.lateness_us),
             late_within=np.int64(section.late_within_us),
             max_pending=np.int64(section.max_pending),
-            positive=CLICKED if section.positive == "click" else CONVERTED,
-            correct=section.late == "correct",
-            seen=section.negatives == "seen",
+            positive=positive | CLICKED if is_clicked else positive,
+            exposing=CLICKED if is_clicked else EXPOSED if section.negatives == "seen" else np.uint8(0),
+            correct=section.late != "count",
+            weigh=section.late == "weigh",
         )
         self._takes_views = section.positive == "view"
         self._memory = _empty()

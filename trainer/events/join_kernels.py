@@ -45,7 +45,9 @@ _CLICK, _CONVERSION, _ACTIVATED, _SEEN_TO = (
     np.uint8(what) for what in (CLICK, CONVERSION, ACTIVATED, SEEN_TO)
 )
 _DEFERRED = np.uint8(DEFERRED)
-_EXPOSED = CLICKED | CONVERTED | SEEN
+EXPOSED = CLICKED | CONVERTED | SEEN
+"""Flags of which one says that somebody saw the row."""
+_NONE = np.uint8(0)
 _BACKFILL = np.int64(BACKFILL_US)
 _FOREVER = np.int64(2**63 - 1)
 
@@ -110,6 +112,8 @@ def _impression(memory: Any, rules: Any, room: Any, events: Any, index: Any, tim
     entry.time, entry.state = time, INACTIVE if events.what[index] == _DEFERRED else PENDING
     entry.segment, entry.row, entry.rows = events.segment[index], events.row[index], events.rows[index]
     _copy_rows(memory, events, index, entry)
+    if rules.weigh and entry.state == PENDING:
+        _emit_exposed(memory, rules, room, entry)
     counts.pending += 1
     counts.rows += entry.rows
     counts.pending_rows += entry.rows
@@ -195,9 +199,10 @@ def _join_feedback(memory: Any, rules: Any, room: Any, number: Any, item: Any, w
     elif is_late:
         counts.late += 1
         memory.flags[at] = flags | (flag << LATE)
-        if rules.correct and flag == rules.positive and entry.state == CLOSED:
-            emit(room, entry.segment, entry.row + row, 1, True)
-            counts.corrections += 1
+        if rules.weigh and (entry.state == PENDING or entry.state == CLOSED):
+            _weigh(memory, rules, room, entry, row, flags, flag, True)
+        elif rules.correct and entry.state == CLOSED:
+            _correct(memory, rules, room, entry, row, _known(flags), flag)
     else:
         memory.flags[at] = flags | flag
         counts.joined += 1
@@ -205,17 +210,70 @@ def _join_feedback(memory: Any, rules: Any, room: Any, number: Any, item: Any, w
             entry.clicks += 1
         elif what == _CONVERSION:
             entry.conversions += 1
-        if flag == rules.positive:
-            entry.positives += 1
-            if entry.state == PENDING:
-                _emit_positive(memory, room, entry, row)
+        is_positive = _completes(rules, flags, flag)
+        entry.positives += is_positive
+        if entry.state == PENDING:
+            if rules.weigh:
+                _weigh(memory, rules, room, entry, row, flags, flag, False)
+            if is_positive:
+                _emit_positive(memory, rules, room, entry, row)
 
 
 @bare_inline
-def _emit_positive(memory: Any, room: Any, entry: Any, row: Any) -> None:
+def _completes(rules: Any, flags: Any, flag: Any) -> Any:
+    """Whether a flag that is new to a row with these flags makes it a positive."""
+    return flag & rules.positive != 0 and (flags | flag) & rules.positive == rules.positive
+
+
+@bare_inline
+def _known(flags: Any) -> Any:
+    """The flags of clicks and conversions in time and late, as those in time."""
+    return (flags | (flags >> LATE)) & (CLICKED | CONVERTED)
+
+
+@bare_inline
+def _emit_positive(memory: Any, rules: Any, room: Any, entry: Any, row: Any) -> None:
     memory.counts[0].positives += 1
     memory.counts[0].pending_rows -= 1
-    emit(room, entry.segment, entry.row + row, 1, True)
+    if not rules.weigh:  # else `_weigh` has done so
+        emit(room, entry.segment, entry.row + row, 1, True)
+
+
+@bare_kernel
+def _emit_exposed(memory: Any, rules: Any, room: Any, entry: Any) -> None:
+    """Emit each row that counts already, as a negative, and those that are clicked as a positive after it."""
+    for row in range(entry.rows):
+        flags = memory.flags[entry.first + row]
+        known, before = _known(flags), _NONE
+        if rules.exposing == _NONE:
+            emit(room, entry.segment, entry.row + row, 0, False)
+        if known & CLICKED:
+            _weigh(memory, rules, room, entry, row, before, CLICKED, flags & CLICKED == 0)
+            before = CLICKED
+        if known & CONVERTED:
+            _weigh(memory, rules, room, entry, row, before, CONVERTED, False)
+
+
+@bare_kernel
+def _weigh(
+    memory: Any, rules: Any, room: Any, entry: Any, row: Any, flags: Any, flag: Any, is_late: Any
+) -> None:
+    """Of rows that are negatives at once: emit one that a click makes an exposure, and a positive once more."""
+    if rules.exposing == CLICKED and flag == CLICKED:
+        emit(room, entry.segment, entry.row + row, 0, False)
+        memory.counts[0].corrections += is_late
+    if _completes(rules, _known(flags), flag):
+        emit(room, entry.segment, entry.row + row, 1, True)
+        memory.counts[0].corrections += 1
+
+
+@bare_kernel
+def _correct(memory: Any, rules: Any, room: Any, entry: Any, row: Any, known: Any, flag: Any) -> None:
+    """Late feedback of a closed request: emit a row that is a positive by it, or that it makes an exposure."""
+    is_positive = _completes(rules, known, flag)
+    if is_positive or (rules.exposing == CLICKED and flag & CLICKED):
+        emit(room, entry.segment, entry.row + row, is_positive, True)
+        memory.counts[0].corrections += 1
 
 
 @bare_kernel
@@ -229,9 +287,11 @@ def _activate(memory: Any, rules: Any, room: Any, entry: Any, is_late: Any) -> N
     else:
         counts.joined += 1
         entry.state = PENDING
+        if rules.weigh:
+            _emit_exposed(memory, rules, room, entry)
         for row in range(entry.rows):
-            if memory.flags[entry.first + row] & rules.positive:
-                _emit_positive(memory, room, entry, row)
+            if memory.flags[entry.first + row] & rules.positive == rules.positive:
+                _emit_positive(memory, rules, room, entry, row)
 
 
 @bare_kernel
@@ -254,11 +314,11 @@ def _see(memory: Any, entry: Any, position: Any, is_late: Any) -> None:
 
 @bare_inline
 def _rows_of_feedback(memory: Any, events: Any, index: Any) -> Any:
-    """The most rows that one event of feedback emits: the clicks of a list that it activates."""
+    """The most rows that one event of feedback emits: those of a list that it activates, each twice."""
     if events.what[index] != _ACTIVATED:
-        return 1
+        return 2
     number = entry_in(memory, find(memory, events.request[index]))
-    return memory.entries[number].rows if number >= 0 else 1
+    return 2 * memory.entries[number].rows if number >= 0 else 2
 
 
 @bare_inline
@@ -383,20 +443,26 @@ def _emit_rows(memory: Any, rules: Any, room: Any, entry: Any) -> None:
     counts = memory.counts[0]
     for row in range(entry.rows):
         flags = memory.flags[entry.first + row]
-        if rules.seen:
-            room.exposed[room.used[2] + row] = flags & _EXPOSED != 0
-        if flags & rules.positive:
+        is_exposed = rules.exposing == _NONE or flags & rules.exposing != 0
+        if rules.exposing:
+            room.exposed[room.used[2] + row] = is_exposed
+        if flags & rules.positive == rules.positive:
             continue
         counts.pending_rows -= 1
-        if rules.seen and not flags & _EXPOSED:
-            counts.unseen += 1
-        else:
-            emit(room, entry.segment, entry.row + row, 0, entry.positives > 0)
+        if is_exposed:
+            if not rules.weigh:
+                emit(room, entry.segment, entry.row + row, 0, entry.positives > 0)
             counts.negatives += 1
-        if rules.correct and flags & (rules.positive << LATE):
-            emit(room, entry.segment, entry.row + row, 1, True)
-            counts.corrections += 1
-    if rules.seen:
+        else:
+            counts.unseen += 1
+        if rules.correct and not rules.weigh:
+            known = _known(flags)
+            late = known & ~flags
+            # As one event: a click that only counts with its conversion is not learned without it before.
+            flag = rules.positive if known & rules.positive == rules.positive else late & CLICKED
+            if late & flag:
+                _correct(memory, rules, room, entry, row, known, flag)
+    if rules.exposing:
         room.used[2] += entry.rows
     _emit_closed(room, entry)
 

@@ -335,7 +335,8 @@ class EventLog:
             stack.callback(merger.close)
             self._merger = merger
             # A request comes out once, so a click after its window corrects nothing.
-            join = Join(self._specs[0].join.model_copy(update={"late": "count"}))
+            given = self._specs[0]
+            join = Join(given.join.model_copy(update={"late": "count"}), given.input.rows)
             events, requests = EventRows(merger, join, segments, *self._specs), _ClosedRequests()
             while not merger.ended:
                 found = events.step(_WAIT_S)

@@ -164,6 +164,8 @@ def _reader(
         if log.no_header:
             raise InputError(f"--no-header is for CSV and TSV; {log.inputs[0]} holds events, which are JSON")
         return EventLog(log.inputs, log.on_note)
+    if any(spec.input.rows == "clicked" for spec in specs):
+        log.on_note('input.rows = "clicked" chooses among impressions; all rows of a log of rows are learned')
     header = _header(log, [start.resolved] if start is not None else specs)
     options: dict[str, Any] = {
         "format": log.format,

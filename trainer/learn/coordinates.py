@@ -23,6 +23,7 @@ from trainer.learn.buckets import Buckets
 from trainer.learn.coordinates_kernels import (
     Alphas,
     Averages,
+    FakeNegatives,
     Learning,
     OneAlpha,
     Variants,
@@ -106,6 +107,10 @@ class Coordinates:
             loops.learn_own if self.own > 1 else loops.learn_shared if several > 1 else loops.learn_one
         )
         self.examples = 0
+
+    def correct_fake_negatives(self) -> None:
+        """Learn from now on as of examples that come as negatives first, see `coordinates_kernels.FakeNegatives`."""
+        self._of = self._of._replace(labels=FakeNegatives())
 
     def predicted(self, rows: int) -> loops.Predicted:
         """Output arrays for `learn`: each row's score and probability before it is learned."""

@@ -61,23 +61,54 @@ class Variants(NamedTuple):
     averages: Any
 
 
+class GivenLabels(NamedTuple):
+    """Labels are outcomes: every example counts with its own importance."""
+
+
+class FakeNegatives(NamedTuple):
+    """Every example is a negative at once, and its click a second one (docs/decide.md).
+
+    Ktena et al., Addressing Delayed Feedback for Continuous Training with Neural Networks in CTR Prediction, RecSys
+    2019, the loss "fake negative weighted": of the rate p, such a log has the share b = p / (1 + p) of positives, and
+    p(y|x) / b(y|x) weighs it back:
+
+        L = - sum y (1 + p) log f + (1 - y) (1 - p) (1 + p) log(1 - f)
+
+    where p is replaced by what the model predicts, f, of which no derivative is taken there. The expected gradient by
+    the score is then (1 - f f) (f - p) for each example and its share of clicks: zero where f is the rate.
+    """
+
+
 class Learning(NamedTuple):
     """What turns a coordinate's state into its weight, and an example into its next state.
 
     learner: the first variant's parameters; l1: float64[own, features], or [own, 1] where no rule sets it, own: the
-    variants with values of their own; lazy: float64[own, LAZY_SIZE], the running totals; variants: `Variants`.
+    variants with values of their own; lazy: float64[own, LAZY_SIZE], the running totals; variants: `Variants`; labels:
+    `GivenLabels` or `FakeNegatives`.
     """
 
     learner: Any
     l1: Any
     lazy: Any
     variants: Any
+    labels: Any = GivenLabels()
 
 
 @bare_inline
 def l1_at(of: Any, v: Any, feature: Any) -> Any:
     """l1 of a variant and feature."""
     return of.l1[v, feature if of.l1.shape[1] > 1 else 0]
+
+
+@stub
+def credited(labels: Any, importance: Any, label: Any, p: Any) -> Any:
+    """The importance of an example with this label that the model predicts as p."""
+
+
+implements(credited, GivenLabels)(lambda labels, importance, label, p: importance)
+implements(credited, FakeNegatives)(
+    lambda labels, importance, label, p: importance * (1.0 + p) * (1.0 if label > 0.5 else 1.0 - p)
+)
 
 
 @bare_inline

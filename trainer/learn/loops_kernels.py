@@ -17,6 +17,7 @@ from model_store.jit import bare_inline, bare_kernel
 from trainer.examples.examples_kernels import importance_of, x_of
 from trainer.learn.coordinates_kernels import (
     add_averages,
+    credited,
     l1_at,
     learner_at,
     learner_of_variant,
@@ -293,7 +294,7 @@ def learn_one(
                     )
             if next_t == t:
                 break
-            part = part_of(learner, importance, again)
+            part = credited(of.labels, part_of(learner, importance, again), label, p)
             error, squared = derivatives(learner, part, label, p, latent, spread)
             first = again == 0
             if limits.repeats:
@@ -355,8 +356,9 @@ def learn_shared(
                 advance(learner, t, of.lazy, 0)
             part = part_of(learner, importance, again)
             for v in range(columns):
+                mine = credited(of.labels, part, label, work.p[v])
                 work.error[v], work.squared[v] = derivatives(
-                    learner, part, label, work.p[v], work.error[v], work.squared[v]
+                    learner, mine, label, work.p[v], work.error[v], work.squared[v]
                 )
             middle, reach = take_means(variants, work)
             take_columns(work, size)
@@ -495,7 +497,7 @@ def learn_own(
                     predicted.scores[row, v], predicted.probabilities[row, v] = latent, p
                     if importance != 0.0:
                         advance(mine, t, of.lazy, v)
-                part = part_of(mine, importance, again)
+                part = credited(of.labels, part_of(mine, importance, again), label, p)
                 work.error[v], work.squared[v] = derivatives(mine, part, label, p, latent, spread)
             if importance == 0.0:
                 break

@@ -79,6 +79,7 @@ class LearningModel:
             maker.spec, maker.rules.masks, maker.feature_rules, keep_seen=keep_seen
         )
         self._eviction = eviction_of(maker.spec)
+        self._has_fake_negatives = False
         self.evicted = 0
         self.about_to_drop: Callable[[npt.NDArray[np.bool_]], None] = lambda kept: None
         self.metrics = (metrics or MetricsOptions()).metrics(maker.spec, maker.plan)
@@ -88,6 +89,11 @@ class LearningModel:
         self.recent = Recent.of(maker.spec)
         self._prefixes, self._prefix_starts = prefix_table(maker.prefixes)
         self.warnings = ModelWarnings(maker, self.coordinates, self.metrics)
+
+    def correct_fake_negatives(self) -> None:
+        """Learn, and judge, from now on as of examples that come as negatives first: `[join] late = "weigh"`."""
+        self.coordinates.correct_fake_negatives()
+        self._has_fake_negatives = True
 
     @property
     def table(self) -> ValueTable:
@@ -162,6 +168,12 @@ class LearningModel:
         again: ProgressiveMetrics | None = None,
     ) -> None:
         rows = examples.hashed
+        if self._has_fake_negatives:
+            # The figures of all variants are over one set of weights: those of the first, which is learned by them.
+            p = probabilities[:, 0]
+            weights = (1.0 + p) * np.where(rows.labels > 0.5, 1.0, 1.0 - p)
+            rows = rows._replace(weights=weights * rows.weights if rows.weights.size else weights)
+            examples = replace(examples, hashed=rows)
         outcome = rows, examples.requests, len(self.spec.variants)
         predictions = Predictions.of(scores, probabilities, *outcome, before)
         if again is not None:

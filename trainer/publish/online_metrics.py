@@ -30,22 +30,46 @@ from model_store.versions.online_metrics import (
     OnlineMetrics,
     OnlineSums,
 )
-from trainer.events.columns import BUCKET, CTR, FIRST, OVERLAP, OWN_CLICKS, POSITION, VARIANT, VERSION
+from trainer.events.columns import (
+    BUCKET,
+    CTR,
+    FIRST,
+    MODEL,
+    OVERLAP,
+    OWN_CLICKS,
+    OWN_CTR,
+    OWN_VARIANT,
+    OWN_VERSION,
+    POSITION,
+    VARIANT,
+    VERSION,
+)
 from trainer.events.join import Closed, Joined
 from trainer.events.waiting_rows import Segments
 from trainer.examples.hashing import examination_of
+from trainer.formats.cells import number_column, plain
 from trainer.publish.rollback import Evidence
 
 REMEMBERED_MINUTES = 120
 MOST_VERSIONS = 10_000
 MINUTE_US = 60_000_000
 
-_CTR, _POSITIVES, _WITHOUT = (SUMS.index(name) for name in ("ctr_nano", "positives", "without_ctr"))
+_CTR, _POSITIVES, _WITHOUT, _UNSEEN = (
+    SUMS.index(name) for name in ("ctr_nano", "positives", "without_ctr", "unseen")
+)
 _REQUESTS, _SHOWN = (SUMS.index(name) for name in ("requests", "shown"))
 NO_VARIANT = ""
 """Stands for every variant that the spec does not name; no variant of a spec has this name."""
 _COLUMNS = {VERSION: pa.int64(), VARIANT: pa.binary(), BUCKET: pa.uint8(), CTR: pa.float64()}
 _OF_APPRENTICE = {FIRST: pa.int64(), OVERLAP: pa.int64(), OWN_CLICKS: pa.float64()}
+_OWN_OF = {VERSION: OWN_VERSION, VARIANT: OWN_VARIANT, CTR: OWN_CTR}
+_OWN_COLUMNS = {
+    **_COLUMNS,
+    MODEL: pa.binary(),
+    OWN_VERSION: pa.float64(),
+    OWN_VARIANT: pa.binary(),
+    OWN_CTR: pa.float64(),
+}
 _HOURS_KEPT = MINUTES_KEPT_S // 3_600
 
 Int64s = npt.NDArray[np.int64]
@@ -57,11 +81,19 @@ class OnlineAccumulator:
     too_late: requests that are in no cell, as they are REMEMBERED_MINUTES or more older than the latest one.
     """
 
-    def __init__(self, variants: Sequence[str] = (), examination: Sequence[float] | None = None) -> None:
+    def __init__(
+        self,
+        variants: Sequence[str] = (),
+        examination: Sequence[float] | None = None,
+        own: str | None = None,
+    ) -> None:
         """variants: those of the spec, for `totals` and `recent`; all others are added up under NO_VARIANT.
 
         examination: of positions, by which a ctr, that of an item people look at, becomes one of an item shown there.
+        own: of a model that learns clicked rows, its name: version, variant and ctr are what it predicted itself, not
+        those of another model that answered.
         """
+        self._own = own
         self.too_late = 0
         self._examination = examination
         self._totals = {name: np.zeros(len(SUMS), np.int64) for name in variants}
@@ -79,7 +111,7 @@ class OnlineAccumulator:
         """Count the closed requests. O(rows) in numpy, and one step of Python for each cell that changes."""
         if not len(joined.closed):
             return
-        requests = ClosedRequests.of(joined.closed, rows, self._examination)
+        requests = ClosedRequests.of(joined.closed, rows, self._examination, self._own)
         self._add_evidence(requests)
         self._add_totals(requests)
         in_time = requests.only(self._in_time(requests.minute))
@@ -302,17 +334,27 @@ class ClosedRequests:
     own: Int64s
 
     @classmethod
-    def of(cls, closed: Closed, rows: Segments, examination: Sequence[float] | None = None) -> ClosedRequests:
-        """The sums of each request that has at least one item."""
+    def of(
+        cls,
+        closed: Closed,
+        rows: Segments,
+        examination: Sequence[float] | None = None,
+        own: str | None = None,
+    ) -> ClosedRequests:
+        """The sums of each request that has at least one item. examination, own: see `OnlineAccumulator`."""
         shows = closed.rows > 0
         count = closed.rows[shows].astype(np.int64)
         first = np.cumsum(count) - count
         within = np.arange(int(count.sum())) - np.repeat(first, count)
-        kinds = _COLUMNS if examination is None else {**_COLUMNS, POSITION: pa.int64()}
+        kinds = _COLUMNS if own is None else _OWN_COLUMNS
+        if examination is not None:
+            kinds = {**kinds, POSITION: pa.int64()}
         row = np.repeat(closed.row[shows], count) + within
-        columns = _gathered(
-            rows.gather(np.repeat(closed.segment[shows], count), row, (*kinds, *_OF_APPRENTICE)), kinds
-        )
+        # A model of clicked rows has no order of its own for an apprentice's to be compared with.
+        names = (*kinds, *_OF_APPRENTICE) if own is None else tuple(kinds)
+        columns = _gathered(rows.gather(np.repeat(closed.segment[shows], count), row, names), kinds)
+        if own is not None:
+            columns = _predicted_by(columns, own)
         codes, variants = _codes(columns[VARIANT].take(pa.array(first)))
         version = pc.fill_null(columns[VERSION].take(pa.array(first)), 0)
         ctr = pc.fill_null(columns[CTR], np.nan).to_numpy(zero_copy_only=False)
@@ -327,6 +369,8 @@ class ClosedRequests:
             closed.positives[shows],
             ctr,
         )
+        if own is not None:
+            sums[:, _UNSEEN] = 0  # rows without a click are not what this model is of
         return cls(
             minute=closed.time_us[shows] // MINUTE_US,
             version=version.to_numpy(zero_copy_only=False).astype(np.int64),
@@ -394,13 +438,30 @@ def _gathered(
     return {
         name: pa.concat_arrays(
             [
-                columns[name].cast(kind) if name in columns else pa.nulls(len(columns[CTR]), kind)
+                _cast(columns[name], kind) if name in columns else pa.nulls(len(columns[CTR]), kind)
                 for columns in parts
             ]
             or [pa.array([], kind)]
         )
         for name, kind in wanted.items()
     }
+
+
+def _predicted_by(columns: dict[str, pa.Array], own: str) -> dict[str, pa.Array]:
+    """With version, variant and ctr of this model, where another one has answered."""
+    answered = pc.fill_null(pc.equal(columns[MODEL], own.encode()), False)
+    predicted = {
+        name: pc.if_else(answered, columns[name], columns[mine].cast(columns[name].type, safe=False))
+        for name, mine in _OWN_OF.items()
+    }
+    return columns | predicted
+
+
+def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The column in its type; a prediction that is no number, as an event may have, is none."""
+    if kind == pa.float64() and not pa.types.is_floating(column.type):
+        return pa.array(number_column(plain(column))[0], from_pandas=True)
+    return column.cast(kind)
 
 
 def _codes(names: pa.Array) -> tuple[Int64s, tuple[str, ...]]:

@@ -138,7 +138,7 @@ def replay_events(
                 tap.add(joined, segments)
 
         loop = EventLoop(
-            *(merger, Join(resolved.join), segments, model, dead_letters),
+            *(merger, Join(resolved.join, resolved.input.rows), segments, model, dead_letters),
             on_joined=on_joined,
             warn=output.warn,
         )

@@ -307,7 +307,12 @@ class Reporter:
             return
         self._joined, self._late_since_s, self._late = joined, self._now(), ""
         self._unseen = ""
-        if more.get("unseen", 0) >= LATE_LEAST and not more.get("seen", 0) + more.get("activated", 0):
+        of_seen = self._loop.model.spec.input.rows == "shown"  # else those without a click are unseen
+        if (
+            of_seen
+            and more.get("unseen", 0) >= LATE_LEAST
+            and not more.get("seen", 0) + more.get("activated", 0)
+        ):
             self._unseen = (
                 f"no `seen` or `activated` event came in a minute or more: {more['unseen']:,} rows were dropped, and "
                 "all that is learned are clicks, so predictions become too high (docs/join.md, What was seen)"

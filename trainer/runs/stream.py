@@ -219,7 +219,10 @@ class EventLoop(StreamLoop):
         before = self._saved.checkpoint
         self._saved_rows = before.description.rows if before is not None else -1
         self.merger, self.join, self.segments = merger, join, segments
-        self.online = OnlineAccumulator(tuple(model.spec.variants), model.spec.input.examination)
+        if model.spec.join.late == "weigh":
+            model.correct_fake_negatives()
+        own = model.spec.model.name if model.spec.input.rows == "clicked" else None
+        self.online = OnlineAccumulator(tuple(model.spec.variants), model.spec.input.examination, own)
         self._events = EventRows(merger, join, segments, model.spec)
         self.histories = self._events.histories.users if self._events.histories is not None else None
         self._on_joined = on_joined

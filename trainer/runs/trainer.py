@@ -299,7 +299,7 @@ class Trainer:
             **once,
         )
         stack.callback(merger.close)
-        parts = (merger, Join(resolved.join), segments, *self._learner(resolved, saved))
+        parts = (merger, Join(resolved.join, resolved.input.rows), segments, *self._learner(resolved, saved))
         if partners is None:
             return EventLoop(*parts, warn=warn, **self._kept), sources
         return RoundLoop(partners, *parts, warn=warn, **once, **self._kept), sources

@@ -39,6 +39,7 @@ from model_store.records.records import ItemsState
 from model_store.spec.keys import unescape
 from model_store.spec.kinds import KINDS
 from model_store.spec.spec import ModelSpec
+from server.ranking.select.objective import Objective
 
 MOST_BARS = 15
 MOST_CANDIDATES = 1_000
@@ -103,6 +104,7 @@ class _Trial:
                 side: {name: _Field(f"{side}: {name}", *_first(form.values.get(name, ()))) for name in names}
                 for side, names in (("context", form.context), ("user", form.user))
             }
+            self._objective = _Field("order by, such as ctr * price")
             self._top = ui.number("how many", value=10, min=1, max=100).props("dense outlined")
             button("Rank", self.rank)
         names = [name for side in self._fields.values() for name in side]
@@ -134,6 +136,7 @@ class _Trial:
             "context": given["context"],
             "candidates": candidates,
             "candidate_set": "" if candidates else self._set.text,
+            "objective": self._objective.text,
             "top_k": int(self._top.value or 10),
         }
 
@@ -155,6 +158,8 @@ class _Trial:
         self.contributions.show(bars(rows, value_title="contribution to the log-odds", signed=True))
         if explained is not None:
             score = f"score {explained.item.score:.5f}, click rate {percent(explained.item.ctr, 3)}"
+            for name, other in (explained.item.models or {}).items():
+                score += f", {name}.ctr {percent(other.ctr, 3)} by its version {other.version}"
             self.sums.show(paragraph(f"{explained.item.id} by {variant}: {score}" + rest))
 
     async def what_if(self) -> None:
@@ -213,7 +218,11 @@ class _Field:
 
 
 def _side_by_side(found: Mapping[str, Ranking]) -> tuple[list[str], list[list[Any]]]:
-    columns = ["rank", *(column for name in found for column in (name, f"CTR {name}"))]
+    # What other models that the objective names predict of an item, beside its own rate.
+    items = [item for ranking in found.values() for item in ranking.items]
+    others = list(dict.fromkeys(name for item in items for name in item.models or ()))
+    rates = {name: [f"CTR {name}", *(f"{other}.ctr" for other in others)] for name in found}
+    columns = ["rank", *(column for name in found for column in (name, *rates[name]))]
     longest = max((len(ranking.items) for ranking in found.values()), default=0)
     rows: list[list[Any]] = []
     for place in range(longest):
@@ -221,10 +230,11 @@ def _side_by_side(found: Mapping[str, Ranking]) -> tuple[list[str], list[list[An
         for ranking in found.values():
             item = ranking.items[place] if place < len(ranking.items) else None
             if item is None:
-                row += ["", ""]
+                row += ["", "", *("" for _ in others)]
             else:
                 known = "" if item.id not in ranking.unknown_items else " (not in the store)"
                 row += [f"{item.id}{known}", percent(item.ctr, 3)]
+                row += [percent((item.models or {})[other].ctr, 3) for other in others]
         rows.append(row)
     return columns, rows
 
@@ -280,6 +290,8 @@ class TryIt:
         self._feed, self._models, self._model, self._lock = feed, models, model, Lock()
         self._ranker: Ranker | None = None
         self._items: ItemsState | None = None
+        self._others: dict[str, TryIt] = {}
+        self._beside: dict[str, Ranker] = {}
 
     def form(self) -> RequestForm:
         """The fields of a request. Raises FtrieError."""
@@ -302,7 +314,7 @@ class TryIt:
         Raises FtrieError.
         """
         with self._lock:
-            ranker = self._current()
+            ranker = self._current(request.get("objective") or "")
             rankings = {name: _ranked(ranker, request, name) for name in ranker.variants}
             ids = [each.id for each in rankings[variant].items]
             chosen, explained = item if item in ids else next(iter(ids), ""), None
@@ -317,7 +329,7 @@ class TryIt:
     def compare(self, before: Options, after: Options, variant: str) -> tuple[int, list[Move]]:
         """The version, and how its order moves from one request to another. Raises FtrieError."""
         with self._lock:
-            ranker = self._current()
+            ranker = self._current(after.get("objective") or "")
             return ranker.version, moves(*(_ranked(ranker, each, variant) for each in (before, after)))
 
     def _unknown(
@@ -333,8 +345,15 @@ class TryIt:
             found += [f"{name} {value!r}: no weight" for name, value in given.items() if name not in weighted]
         return tuple(found)
 
-    def _current(self) -> Ranker:
-        """The ranker of the active version, over the store's items as they are now. With the lock held."""
+    def _current(self, objective: str = "") -> Ranker:
+        """The ranker of the active version, over the store's items as they are now. With the lock held.
+
+        And beside it, those of the models that the objective names. Raises FtrieError.
+        """
+        for name in Objective.of(objective).models if objective else ():
+            if name != self._model and name in self._feed.names:
+                other = self._others.setdefault(name, TryIt(self._feed, self._models, name))
+                self._beside[name] = other._current()
         state = self._feed.model(self._model)
         if state.active is None:
             raise VersionNotFound(f"no version of {self._model} is active")
@@ -343,7 +362,9 @@ class TryIt:
         if ranker is None or (ranker.version, self._items) != (state.active, items):
             artefact = self._models.artefact(state, state.active)
             if ranker is None:
-                self._ranker = ranker = Ranker(artefact, store, store, version=state.active)
+                self._ranker = ranker = Ranker(
+                    artefact, store, store, version=state.active, beside=self._beside
+                )
             else:
                 # None: the items that were coded before are kept.
                 changed = None if items == self._items else store

@@ -15,15 +15,17 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from ftrie.api.messages import Options
 from ftrie.dashboard import feed as feed_module
 from ftrie.dashboard import minutes as module
 from ftrie.dashboard import scrape
 from ftrie.dashboard import shared as recent_module
 from ftrie.dashboard.feed import Feed
 from ftrie.dashboard.minutes import Minutes
+from ftrie.dashboard.pages.layout import percent
 from ftrie.dashboard.pages.learning import settled_range
 from ftrie.dashboard.pages.system import latency_colours
-from ftrie.dashboard.pages.try_it import TryIt
+from ftrie.dashboard.pages.try_it import TryIt, _side_by_side
 from ftrie.dashboard.scrape import (
     ServerState,
     ServerWatch,
@@ -36,12 +38,14 @@ from ftrie.dashboard.scrape import (
 )
 from ftrie.dashboard.shared import Models, Recent
 from ftrie.draw.charts import SERIES, intervals
+from model_store.errors import FtrieError
 from model_store.store import Store
 from model_store.versions.online_metrics import OnlineCell
 from server.telemetry.prometheus import MetricsPage
 from tests.clocks import ManualClock
 from tests.model_store import models
 from tests.server import shop
+from tests.server.ranking.test_two_models import purchase
 from tests.waiting import eventually
 from tests.worlds import online_cell
 
@@ -291,6 +295,28 @@ def test_rankings_are_tried_over_the_items_as_they_are_now(store: Store, feed: F
         store.records.put_items([("item-1", record)])
         found = trial.ask({"candidates": ["item-1"]}, "base").rankings
         assert found["base"].items[0].score == pytest.approx(shop.expected_score(record, 0))
+
+
+def test_an_order_by_two_models_shows_what_both_predict(
+    store: Store, feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed_module, "NAMES_EVERY_S", 0.1)
+    versions = store.model("purchase")
+    versions.activate(versions.publish(purchase()))
+    eventually(lambda: feed.model(shop.NAME).active == 1 and "purchase" in feed.names)
+    eventually(lambda: feed.model("purchase").active == 1)
+    trial = TryIt(feed, Models(feed), shop.NAME)
+    # By the cookie, as without one each request draws the other model's variant.
+    request: Options = {"cookie": "u1", "candidates": [*shop.ITEMS], "objective": "ctr * purchase.ctr"}
+    answer = trial.ask(request, "base")
+    columns, rows = _side_by_side(answer.rankings)
+    assert columns[:4] == ["rank", "base", "CTR base", "purchase.ctr"]
+    best = answer.rankings["base"].items[0]
+    assert best.models is not None and best.objective == best.ctr * best.models["purchase"].ctr
+    assert rows[0][1:4] == [best.id, percent(best.ctr, 3), percent(best.models["purchase"].ctr, 3)]
+    assert answer.explained is not None and answer.explained.item.models == best.models
+    with pytest.raises(FtrieError, match="it names the model 'gone'"):
+        trial.ask({**request, "objective": "gone.ctr"}, "base")
 
 
 def test_values_that_begin_far_away_do_not_flatten_the_rest() -> None:

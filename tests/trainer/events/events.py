@@ -69,8 +69,7 @@ def assert_alike(join: Join, oracle: OracleJoin) -> None:
         "remembered": len(oracle.remembered),
         "waiting": len(oracle.early),
         "pending_rows": sum(
-            len(each.items) - (each.positives(oracle.section.positive) if each.active else 0)
-            for each in oracle.pending
+            len(each.items) - (each.positives(oracle.needed) if each.active else 0) for each in oracle.pending
         ),
     }
     assert {name: count for name, count in counts.as_dict().items() if count} == {

@@ -43,9 +43,14 @@ class Request:
     late: dict[int, set[str]] = field(default_factory=dict)
     closed_at: int | None = None
     active: bool = True
+    given: dict[int, set[int]] = field(default_factory=dict)
+    """The labels with which each row was given out."""
 
-    def positives(self, positive: str) -> int:
-        return sum(positive in what for what in self.came.values())
+    def positives(self, needed: set[str]) -> int:
+        return sum(needed <= what for what in self.came.values())
+
+    def known(self, row: int) -> set[str]:
+        return self.came.get(row, set()) | self.late.get(row, set())
 
 
 class OracleJoin:
@@ -54,8 +59,10 @@ class OracleJoin:
     exposed: of each row of the requests that closed, whether it was seen, if that matters.
     """
 
-    def __init__(self, section: JoinSection) -> None:
+    def __init__(self, section: JoinSection, learned: str = "shown") -> None:
         self.section = section
+        self.clicked = learned == "clicked"
+        self.needed = {section.positive} | ({"click"} if self.clicked else set())
         self.rows: list[Row] = []
         self.closed: list[tuple[int, int, int, int]] = []
         self.exposed: list[bool] = []
@@ -107,6 +114,7 @@ class OracleJoin:
         request = Request(number, event.request, event.time, event.shows, active=not event.deferred)
         self.counts["rows"] += len(event.shows)
         self.pending.append(request)
+        self.weigh(request)
         for early in [early for early in self.early if early.request == event.request]:
             self.early.remove(early)
             self.receive(request, early)
@@ -151,16 +159,39 @@ class OracleJoin:
             self.counts["late"] += 1
             late.add(event.what)
             if request.closed_at is not None and request.active:
-                self.correct(request, row, event.what)
+                self.correct(request, row)
         else:
             self.counts["joined"] += 1
             in_time.add(event.what)
-            if event.what == self.section.positive and request.active:
+            if event.what in self.needed and self.needed <= in_time and request.active:
                 self.positive(request, row)
+        self.weigh(request)
+
+    def give(self, request: Request, row: int, label: int, clicked: bool) -> bool:
+        """Whether the row is new with this label; then it is given out."""
+        given = request.given.setdefault(row, set())
+        if label in given:
+            return False
+        given.add(label)
+        self.rows.append(Row(request.number, row, label, clicked))
+        return True
 
     def positive(self, request: Request, row: int) -> None:
         self.counts["positives"] += 1
-        self.rows.append(Row(request.number, row, 1, True))
+        if self.section.late != "weigh":
+            self.give(request, row, 1, True)
+
+    def weigh(self, request: Request) -> None:
+        """A negative of each row that counts, and a positive of each that has what it takes, whenever it came."""
+        if self.section.late != "weigh" or not request.active:
+            return
+        for row in range(len(request.items)):
+            known = request.known(row)
+            if not self.clicked or "click" in known:
+                is_late = self.clicked and "click" in request.late.get(row, ())
+                self.counts["corrections"] += self.give(request, row, 0, False) and is_late
+            if self.needed <= known:
+                self.counts["corrections"] += self.give(request, row, 1, True)
 
     def activate(self, request: Request, is_late: bool) -> None:
         if request.active:
@@ -171,8 +202,9 @@ class OracleJoin:
             self.counts["joined"] += 1
             request.active = True
             for row in range(len(request.items)):
-                if self.section.positive in request.came.get(row, ()):
+                if self.needed <= request.came.get(row, set()):
                     self.positive(request, row)
+            self.weigh(request)
 
     def see(self, request: Request, rows: range, is_late: bool) -> None:
         into, new = request.late if is_late else request.came, False
@@ -184,10 +216,13 @@ class OracleJoin:
         else:
             self.counts[("late" if is_late else "joined") if new else "duplicate_feedback"] += 1
 
-    def correct(self, request: Request, row: int, what: str) -> None:
-        if self.section.late == "correct" and what == self.section.positive:
-            self.counts["corrections"] += 1
-            self.rows.append(Row(request.number, row, 1, True))
+    def correct(self, request: Request, row: int) -> None:
+        if self.section.late == "correct":
+            known = request.known(row)
+            if self.needed <= known:
+                self.counts["corrections"] += self.give(request, row, 1, True)
+            elif self.clicked and "click" in known:
+                self.counts["corrections"] += self.give(request, row, 0, True)
 
     def close(self, request: Request) -> None:
         if request.active:
@@ -204,21 +239,23 @@ class OracleJoin:
             self.remembered.pop(0)
 
     def give_out(self, request: Request) -> None:
-        positive = self.section.positive
         for row in range(len(request.items)):
-            counts = self.section.negatives == "shown" or bool(request.came.get(row))
-            if self.section.negatives == "seen":
+            came = request.came.get(row, set())
+            counts = self.section.negatives == "shown" or bool(came)
+            if self.clicked:
+                counts = "click" in came
+            if self.clicked or self.section.negatives == "seen":
                 self.exposed.append(counts)
-            if positive in request.came.get(row, ()):
+            if self.needed <= came:
                 continue
             if counts:
                 self.counts["negatives"] += 1
-                self.rows.append(Row(request.number, row, 0, request.positives(positive) > 0))
+                if self.section.late != "weigh":
+                    self.give(request, row, 0, request.positives(self.needed) > 0)
             else:
                 self.counts["unseen"] += 1
-            if positive in request.late.get(row, ()):
-                self.correct(request, row, positive)
-        what = [request.positives(each) for each in (positive, "click", "conversion")]
+            self.correct(request, row)
+        what = [request.positives(each) for each in (self.needed, {"click"}, {"conversion"})]
         self.closed.append((request.number, *what))
 
     def give_up(self, early: list[Event]) -> None:

@@ -13,16 +13,25 @@ from trainer.events.join import Join
 
 SECOND = 1_000_000
 
-sections = st.builds(
-    JoinSection,
-    window=st.sampled_from(["1s", "5s", "20s"]),
-    lateness=st.sampled_from(["0s", "2s", "10s"]),
-    late=st.sampled_from(["count", "correct"]),
-    late_within=st.sampled_from(["0s", "3s", "30s"]),
-    positive=st.sampled_from(["click", "conversion"]),
-    negatives=st.sampled_from(["shown", "seen"]),
-    max_pending=st.sampled_from([1, 2, 3, 1000]),
-)
+
+@st.composite
+def rules(draw):
+    """A section, and the rows that are learned."""
+    rows = draw(st.sampled_from(["shown", "shown", "clicked"]))
+    late = draw(st.sampled_from(["count", "correct", "weigh"]))
+    positives = ["conversion"] if rows == "clicked" else ["click", "conversion"]
+    section = JoinSection(
+        window=draw(st.sampled_from(["1s", "5s", "20s"])),
+        lateness=draw(st.sampled_from(["0s", "2s", "10s"])),
+        late=late,
+        late_within=draw(st.sampled_from(["0s", "3s", "30s"])),
+        positive=draw(st.sampled_from(positives)),
+        negatives=draw(st.sampled_from(["shown"] if late == "weigh" else ["shown", "seen"])),
+        max_pending=draw(st.sampled_from([1, 2, 3, 1000])),
+    )
+    return section, rows
+
+
 requests = st.sampled_from([1, 2, 3, 4, 5, 6, 2**32 + 1, 2**63 + 1, 0])
 items = st.integers(0, 4)
 
@@ -44,9 +53,9 @@ def events(draw):
     return found
 
 
-@given(sections, events(), st.data())
-def test_whatever_is_cut_saved_and_restored_the_join_is_the_oracle(section, found, data):
-    oracle, join = OracleJoin(section), Join(section)
+@given(rules(), events(), st.data())
+def test_whatever_is_cut_saved_and_restored_the_join_is_the_oracle(learned, found, data):
+    oracle, join = OracleJoin(*learned), Join(*learned)
     rows, closed, exposed, begin = [], [], [], 0
     while begin < len(found):
         size = data.draw(st.integers(1, 12), label="batch")
@@ -60,7 +69,7 @@ def test_whatever_is_cut_saved_and_restored_the_join_is_the_oracle(section, foun
         assert (rows, closed, exposed) == (oracle.rows, oracle.closed, oracle.exposed)
         assert_alike(join, oracle)
         if data.draw(st.booleans(), label="restore"):
-            join = restored(join, section)
+            join = restored(join, learned)
     if data.draw(st.booleans(), label="finish"):
         joined = join.finish()
         oracle.finish()
@@ -68,12 +77,12 @@ def test_whatever_is_cut_saved_and_restored_the_join_is_the_oracle(section, foun
         assert_alike(join, oracle)
 
 
-@given(sections, events(), st.integers(0, 40))
-def test_the_state_does_not_tell_how_the_events_were_cut(section, found, cut):
-    whole, parts = Join(section), Join(section)
+@given(rules(), events(), st.integers(0, 40))
+def test_the_state_does_not_tell_how_the_events_were_cut(learned, found, cut):
+    whole, parts = Join(*learned), Join(*learned)
     whole.push(merged(found))
     parts.push(merged(found[:cut]))
-    parts = restored(parts, section)
+    parts = restored(parts, learned)
     for index, event in enumerate(found[cut:]):
         parts.push(merged([event], sum(each.shows is not None for each in found[: cut + index])))
     expected, got = whole.state(), parts.state()
@@ -83,13 +92,13 @@ def test_the_state_does_not_tell_how_the_events_were_cut(section, found, cut):
 
 
 @settings(max_examples=30)
-@given(sections, events(), st.integers(0, 40), st.sets(requests, max_size=4), st.data())
+@given(rules(), events(), st.integers(0, 40), st.sets(requests, max_size=4), st.data())
 def test_a_join_that_forgets_requests_gives_out_what_it_would_have_but_their_rows(
-    section, found, cut, forgotten, data
+    learned, found, cut, forgotten, data
 ):
     """Given requests that are forgotten in the middle: the rows of all others as ever, and counts that add up."""
-    section = section.model_copy(update={"max_pending": 1000})
-    whole, join = Join(section), Join(section)
+    learned = learned[0].model_copy(update={"max_pending": 1000}), learned[1]
+    whole, join = Join(*learned), Join(*learned)
     theirs = {
         number
         for number, event in enumerate(e for e in found if e.shows is not None)
@@ -109,7 +118,7 @@ def test_a_join_that_forgets_requests_gives_out_what_it_would_have_but_their_row
         after.pending,
     )
     if data.draw(st.booleans(), label="restore"):
-        join = restored(join, section)
+        join = restored(join, learned)
     shown = sum(event.shows is not None for event in found[:cut])
     rest = merged(found[cut:], shown)
     got = rows_of(join.push(rest))
@@ -123,7 +132,7 @@ def test_a_join_that_forgets_requests_gives_out_what_it_would_have_but_their_row
     assert counts.rows == counts.positives + counts.negatives + counts.unseen
 
 
-def restored(join: Join, section: JoinSection) -> Join:
-    again = Join(section)
+def restored(join: Join, learned: tuple[JoinSection, str]) -> Join:
+    again = Join(*learned)
     again.restore({name: array.copy() for name, array in join.state().items()})
     return again

@@ -157,6 +157,24 @@ def test_a_log_has_the_rows_that_were_seen_where_the_spec_learns_from_these(tmp_
     assert len(everything) == 10
 
 
+def test_a_log_has_the_clicked_rows_with_their_conversions_where_the_spec_learns_these(
+    tmp_path: Path,
+) -> None:
+    shown = [{**SHOWN, "request_id": name} for name in ("r1", "r2", "r3")]
+    told = [
+        {"request_id": "r1", "ts": 1001, "item": "a", "event": "conversion"},  # before its click
+        {"request_id": "r1", "ts": 1002, "item": "a"},
+        {"request_id": "r2", "ts": 1001, "item": "b"},
+        {"request_id": "r2", "ts": 1001, "item": "a", "event": "conversion"},  # without a click
+        {"request_id": "r3", "ts": 1900, "item": "a"},  # late
+    ]
+    log = written(tmp_path / "log.jsonl", [*shown, *told])
+    text = TEXT.replace('label = "click"', 'label = "click"\nrows = "clicked"')
+    given = parse_spec(text + 'positive = "conversion"\n')
+    found = rows(read([log], given, ["item"]), "request_id", "item", "click")
+    assert found == [("r1", "a", 1), ("r2", "b", 0)]
+
+
 def test_clicks_may_be_in_a_file_of_their_own_and_files_may_overlap_in_time(tmp_path: Path) -> None:
     """Given requests dealt to two files of impressions, when read with their clicks, they are joined as if in one."""
     shown = [SHOWN | {"request_id": f"r{n}", "ts": 1000 + 5 * n} for n in range(40)]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from model_store.spec.learner_section import LearnerSection, Rule
+from model_store.spec.sections import JoinSection
 from tests.kernels import OWN, learned, spec_of
 from tests.trainer.learn.pairs import (
     ALONE,
@@ -20,7 +22,7 @@ from tests.trainer.learn.pairs import (
     places_at,
     section_of,
 )
-from tests.trainer.oracles.trial import by_textbook, weights_of
+from tests.trainer.oracles.trial import by_kernel, by_textbook, weights_of
 from tests.worlds import batch_of, learn, model_of, shop_rows, shop_spec
 from trainer.learn.learners.registry import needs_seen
 from trainer.learn.table import ValueTable
@@ -37,6 +39,24 @@ def test_a_kernel_equals_its_dense_textbook_wherever_batches_end(section, varian
     for size in (1, 64):
         assert_same_bits(learned(spec, rows, size), whole)
     assert_same_bits(learned(spec, [row for row in rows if row["importance"] != b"0"]), whole)
+
+
+@pytest.mark.parametrize(
+    ("variants", "values"), [ALONE, *(pytest.param(*each, marks=pytest.mark.slow) for each in (SHARED, EACH))]
+)
+def test_examples_that_were_negatives_first_are_weighed_by_what_each_variant_predicts(variants, values):
+    """Given each click after a negative of the same row, the rate learned is that of clicks, not p / (1 + p)."""
+    spec = spec_of({"alpha": 0.3, "l1": 0.0, "values": values}, variants)
+    spec = spec.model_copy(update={"join": JoinSection(late="weigh")})
+    rows = gappy_rows(160, 11)
+    assert_same(spec, [each for row in rows for each in with_its_negative(row)])
+    one = [{**rows[0], "click": b"1" if n % 5 == 0 else b"0"} for n in range(1000)]
+    scores, _ = by_kernel(spec, [each for row in one for each in with_its_negative(row)])
+    assert (1.0 / (1.0 + np.exp(-scores[-300:])).mean(axis=0)) == pytest.approx(0.2, abs=0.02)
+
+
+def with_its_negative(row):
+    return [{**row, "click": b"0"}, *([row] if row["click"] in (b"1", b"true") else [])]
 
 
 def test_the_cases_above_take_weights_past_0():

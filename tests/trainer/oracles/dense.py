@@ -69,7 +69,8 @@ class Oracle:
     parameters: one for each variant. rate: gradients, counts, global or constant. rounding(key, t, place): the R of
     q2.13, uniform on [0, 1); None keeps every bit. rules: parameters of the keys with a prefix; the longest prefix
     wins. fixed: keys whose weight is given and not learned. averages: variants that are the average of another, with
-    its number and the half-life, None for polynomial decay.
+    its number and the half-life, None for polynomial decay. fake_negatives: examples are negatives first, and are
+    weighed by Ktena et al., RecSys 2019.
     """
 
     learner: Learner
@@ -80,6 +81,7 @@ class Oracle:
     rules: Mapping[bytes, Mapping[str, float]] = field(default_factory=dict)
     fixed: Mapping[bytes, float] = field(default_factory=dict)
     averages: Mapping[int, tuple[int, float | None]] = field(default_factory=dict)
+    fake_negatives: bool = False
     averaged: dict[tuple[bytes, int], float] = field(default_factory=dict)
     t: int = 0
     coordinates: dict[bytes, Coordinate] = field(default_factory=dict)
@@ -94,7 +96,11 @@ class Oracle:
         for key, _, mask in keys:
             self._know(key, mask)
         scores = [margins[variant] + self._score(x_of, variant) for variant in several]
-        errors = [omega * (1.0 / (1.0 + math.exp(-score)) - label) for score in scores]
+        rates = [1.0 / (1.0 + math.exp(-score)) for score in scores]
+        omegas = [
+            omega * ((1.0 + p) * (1.0 if label else 1.0 - p) if self.fake_negatives else 1.0) for p in rates
+        ]
+        errors = [mine * (p - label) for mine, p in zip(omegas, rates, strict=True)]
         weights = {
             key: {variant: self.weight(key, variant) for variant in known.users}
             for key, known in self.coordinates.items()

@@ -47,6 +47,8 @@ def by_kernel(spec: ModelSpec, rows: Rows, size: int = 97) -> tuple[npt.NDArray[
     model = model_of(spec, list(rows[0]))
     recorder = Recorder(len(model.maker.plan.variants))
     model.metrics = recorder  # type: ignore[assignment]
+    if spec.join.late == "weigh":
+        model.correct_fake_negatives()
     learn(model, rows, size)
     return recorder.scores, weights_of(model)
 
@@ -86,6 +88,7 @@ def by_textbook(
                 for number, variant in enumerate(spec.variants.values())
                 if variant.average is not None
             },
+            fake_negatives=spec.join.late == "weigh",
             **of,
         )
     scores = []

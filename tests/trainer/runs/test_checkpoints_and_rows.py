@@ -52,7 +52,7 @@ class Running:
         merger = Merger(sources, Wanted.of(spec), segments, positions=saved.positions)
         stack.callback(merger.close)
         model = LearningModel(ExampleMaker(spec))
-        parts = (merger, Join(spec.join), segments, model, DeadLetterOutbox(None), saved)
+        parts = (merger, Join(spec.join, spec.input.rows), segments, model, DeadLetterOutbox(None), saved)
         self.run = EventLoop(*parts, checkpoints=checkpoints)
         if saved.checkpoint is not None:
             self.run.restore(saved.checkpoint.arrays)
