@@ -145,7 +145,6 @@ def _batches(rate: int) -> Iterator[Merged]:
             request=request[mine],
             item=item[mine],
             what=np.full(mine.size, CLICK, np.uint8),
-            event=np.zeros(mine.size, np.uint64),
             segment=np.full(mine.size, number, np.int32),
             row=np.cumsum(rows, dtype=np.int64) - rows,
             rows=rows,

@@ -80,6 +80,7 @@ def requests(folder: Path) -> Iterator[list[Row]]:
             {
                 "click": int(item["id"] == chosen),
                 "request": shown["request_id"],
+                "item": item["id"],
                 "position": item["position"],
                 "city": shown["context"]["city"],
                 "price": (price := item["features"]["price"]),

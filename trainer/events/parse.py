@@ -251,15 +251,17 @@ def validated(raw: Raw, latest_us: int) -> Events:
         items, mask = items[kept], pa.array(kept)
         columns = {name: column.filter(mask) for name, column in columns.items()}
     feedback, deferred = kind == FEEDBACK, (kind == IMPRESSION) & (what == DEFERRED)
+    item = digests(raw.item)
+    if position.any():
+        item = np.where(position > 0, position.astype(np.uint64), item)
+        what = np.where(position > 0, SEEN_TO, what)
     lengths = np.where(kind == BAD, 0, np.maximum(raw.lengths, 0))
     return Events(
         kind=kind,
         time_us=np.where(kind == BAD, 0, times),
         request=np.where(kind == BAD, np.uint64(0), request),
-        item=np.where(
-            feedback, np.where(position > 0, position.astype(np.uint64), digests(raw.item)), np.uint64(0)
-        ),
-        what=np.where(feedback | deferred, np.where(position > 0, SEEN_TO, what), 0).astype(np.uint8),
+        item=np.where(feedback, item, np.uint64(0)),
+        what=np.where(feedback | deferred, what, 0).astype(np.uint8),
         first=np.concatenate([[0], np.cumsum(lengths)]),
         items=items,
         columns=columns,
@@ -333,6 +335,8 @@ def _what(raw: Raw) -> tuple[npt.NDArray[np.uint8], list[int]]:
     encoded = raw.what.cast(pa.string()).fill_null("click").dictionary_encode()
     known = np.array([_WHAT.get(text, 0) for text in encoded.dictionary.to_pylist()], np.uint8)
     what = known[encoded.indices.to_numpy()] if known.size else np.zeros(0, np.uint8)
+    if not {0, DEFERRED, VIEWED}.intersection(known.tolist()):  # nearly always
+        return what, []
     return what, np.flatnonzero(np.isin(what, (0, DEFERRED, VIEWED)) & (raw.lengths < 0)).tolist()
 
 
