@@ -221,7 +221,7 @@ def forget(
         note(f"{'would remove' if dry_run else 'removed'} the above, and {what}; {found.model_keeps}")
     if late:
         note(
-            f"{counted(late, 'running trainer')} did not say in time that it has forgotten; run the command again"
+            f"{counted(late, 'running trainer')} has not said in time that it forgot: run again, with a longer --wait"
         )
         raise typer.Exit(StoreError.exit_code)
 

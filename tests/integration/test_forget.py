@@ -80,6 +80,35 @@ def test_a_running_trainer_forgets_a_person_and_remembers_to_after_a_kill(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_partitions_forget_at_the_beginning_of_a_round(
+    store: Store, store_url: str, tmp_path: Path, cookie: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Given two partitions and a trainer that does not publish, all forget, and those that have a lease say so."""
+    store.impressions(NAME).append(event_logs(REQUESTS).impressions)
+    flags = ("--reconcile", "2s", "--every", "1s")
+    both = [Trainer(tmp_path, store_url, "--partition", f"{n}/2", *flags, state=str(n)) for n in (1, 2)]
+    trial = Trainer(tmp_path, store_url, "--no-publish", "--every", "100000", state="trial")
+    for trainer in both:
+        trainer.until("round", 1)
+    trial.until("events", REQUESTS)
+    assert run(["store", "forget", cookie, "--store", store_url, "--wait", "120", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["trainers"]
+    assert [(each["partition"], each["forgot"]) for each in found] == [(1, True), (2, True)]
+    written = tmp_path / "trial"
+    eventually(
+        lambda: any(b'"forgotten"' in path.read_bytes() for path in written.glob("*.checkpoint")),
+        "the checkpoint of the trainer without a lease",
+        30.0,
+    )
+    for trainer in (*both, trial):
+        trainer.terminate()
+    paths = [path for path in tmp_path.rglob("*") if path.suffix in (".checkpoint", ".rows")]
+    assert len(paths) >= 3
+    assert not any(cookie.encode() in path.read_bytes() for path in paths)
+
+
+@pytest.mark.slow
 def test_what_a_server_wrote_is_forgotten_while_it_serves(
     store: Store, store_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

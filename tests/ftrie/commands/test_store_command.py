@@ -378,7 +378,7 @@ def test_a_trainer_that_has_not_forgotten_in_time_is_named(say: Say, store: Stor
     lease.take()
     code, out, err = say("store", "forget", "u1", "--wait", "0.1")
     assert code == 5 and f"{os.getpid()} on " in " ".join(out.split())
-    assert "1 running trainer did not say in time" in err
+    assert "1 running trainer has not said in time" in err
     [entry] = store.to_forget("ads").after("", pytest.fail)
     lease.has_forgotten(entry.id)
     assert store.forget("u1", wait_s=0.0).trainers[0].forgot is False  # an entry of its own
