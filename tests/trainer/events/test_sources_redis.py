@@ -96,6 +96,22 @@ def test_no_entry_comes_before_what_was_said_to_be_read(log: Streamed) -> None:
         assert read(source).arrived_us[0] >= watermark_us
 
 
+def test_entries_that_are_removed_from_between_leave_lag_and_losses_exact(log: Streamed) -> None:
+    """Given a person who is forgotten, the unread entries that are gone are no loss, and later ones count as ever."""
+    log.append(*range(10))
+    source = log.open()
+    assert all_of(source) == list(range(10))
+    log.append(*range(10, 20))
+    entries = [entry for entry, _ in log.client.xrange(KEY)]
+    log.client.xdel(KEY, entries[4], entries[12], entries[15])
+    assert all_of(source) == [10, 11, 13, 14, 16, 17, 18, 19]
+    assert (source.lost, source.lag().events, log.notes) == (0, 0, [])
+    log.append(*range(20, 25))
+    assert source.lag().events == 5
+    log.trim(2)
+    assert all_of(source) == [23, 24] and source.lost == 3
+
+
 def test_large_entries_are_read_a_few_at_a_time(log: Streamed) -> None:
     log.append(*range(1100), pad="x" * 40_000)
     source = log.open()
