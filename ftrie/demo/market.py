@@ -345,11 +345,11 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Reaction:
-    """A future click or conversion on an item. after_s: seconds after the answer; value: the conversion's."""
+    """A future click, conversion or look at an item. after_s: seconds after the answer; value: the conversion's."""
 
     after_s: float
     item: str
-    event: Literal["click", "conversion"]
+    event: Literal["click", "conversion", "seen"]
     value: float = 0.0
 
 
@@ -396,9 +396,15 @@ class AnsweredVisit:
         """Expected clicks of a person on the best order of the candidates."""
         return best_clicks(self.attraction, self.order.size)
 
-    def reactions(self) -> list[Reaction]:
-        """The future clicks and conversions, unordered."""
-        return [
+    def reactions(self, seen: bool = False) -> list[Reaction]:
+        """The future clicks and conversions, unordered; seen: with the items that are looked at, before them."""
+        looks = list[Reaction]()
+        if seen and not self.by_bot:
+            # By the draw that decides on the click: it is below P(look) · P(click | look) for a click.
+            looked = self.visit.uniform[self.order] < looked_at(self.order.size)
+            items = self.visit.candidates[self.order[looked]]
+            looks = [Reaction(0.0, self.market.skus[item], "seen") for item in items.tolist()]
+        return looks + [
             reaction
             for position in np.flatnonzero(self.clicked)
             for reaction in self._reactions_to(int(self.order[position]))

@@ -62,7 +62,7 @@ class Habits:
 
     rate: visits a second. candidates: items that compete; shown: items requested. delay: mean time from the answer to
     a click and from a click to its conversion, exponential; late: the share of clicks delayed by `window` more, after
-    the join has closed their request.
+    the join has closed their request. seen: what people look at is reported too.
     """
 
     rate: Annotated[float, _RATE] = 50.0
@@ -73,6 +73,7 @@ class Habits:
         0.01
     )
     window: Annotated[float, Flag("The join's window; see --late.", "SECONDS", min=0.0)] = 600.0
+    seen: Annotated[bool, Flag("Report `seen` events of the items that people look at.")] = False
 
 
 @dataclass(frozen=True)

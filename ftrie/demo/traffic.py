@@ -163,7 +163,7 @@ class Traffic:
                 FutureFeedback(
                     model, ranking.request_id, each.item, each.event, now + each.after_s, each.value
                 )
-                for each in answered.reactions()
+                for each in answered.reactions(self._schedule.habits.seen)
             ]
         )
 
@@ -364,7 +364,7 @@ class Reporter:
             for event in events:
                 if event.event == "click":
                     self._sent.clicks += 1
-                else:
+                elif event.event == "conversion":
                     self._sent.conversions += 1
             self._sent.duplicates += receipt.duplicates
             self._sent.rejected += receipt.rejected
@@ -377,7 +377,7 @@ class FutureFeedback:
     model: str
     request_id: str
     item: str
-    event: Literal["click", "conversion"]
+    event: Literal["click", "conversion", "seen"]
     at: float
     value: float
 

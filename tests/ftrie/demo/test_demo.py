@@ -160,6 +160,24 @@ def test_clicks_happen_as_often_as_their_chances_say_and_each_position_is_looked
     assert np.abs(by_position - expected).max() < 4 * np.sqrt(0.25 / visits)
 
 
+def test_what_is_looked_at_is_reported_by_choice_and_of_it_clicks_do_not_depend_on_the_position() -> None:
+    market, visits = Market(5, sizes=Sizes(bots=0.0)), 3000
+    looks, clicks, attraction = (np.zeros(HABITS.shown) for _ in range(3))
+    for number in range(visits):
+        answer = seen(market, number)
+        reactions = answer.reactions(True)
+        looked = {each.item for each in reactions if each.event == "seen"}
+        assert [each for each in reactions if each.event != "seen"] == answer.reactions()
+        assert {each.item for each in answer.reactions()} <= looked
+        skus = [market.skus[item] for item in answer.visit.candidates[answer.order].tolist()]
+        looks += [sku in looked for sku in skus]
+        clicks += answer.clicked
+        attraction += answer.attraction[answer.order]
+    assert np.abs(looks / visits - looked_at(HABITS.shown)).max() < 4 * math.sqrt(0.25 / visits)
+    by_look, true = clicks / looks, attraction / visits
+    assert np.all(np.abs(by_look - true) < 4 * np.sqrt(true / looks))
+
+
 def test_tastes_change_at_their_second_and_wander_from_where_the_first_day_left_them() -> None:
     still, wandering = Market(2, Tastes(change_at=60.0, drift=0.0)), Market(2, Tastes(drift=0.5))
     before, after = still.taste(59.9), still.taste(60.0)

@@ -17,6 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import ftrie
+from ftrie.demo.market import looked_at
 from model_store.errors import InputError
 from model_store.spec.spec import ModelSpec, parse_spec
 from tests.matrix import examples
@@ -173,6 +175,33 @@ def test_a_log_has_the_clicked_rows_with_their_conversions_where_the_spec_learns
     given = parse_spec(text + 'positive = "conversion"\n')
     found = rows(read([log], given, ["item"]), "request_id", "item", "click")
     assert found == [("r1", "a", 1), ("r2", "b", 0)]
+
+
+def test_what_was_seen_takes_the_position_out_of_what_is_learned(tmp_path: Path) -> None:
+    """Items ordered by how good they are, looked at less further down: what is said of those who look."""
+    random, places, ads = np.random.default_rng(3), 8, 30
+    good = np.sort(np.exp(random.normal(-2.5, 0.7, ads)).clip(0, 0.6))
+    events, views = list[dict[str, Any]](), np.zeros(ads)
+    for number in range(4_000):
+        order = np.argsort(-np.log(good) + random.normal(0, 0.7, ads))[:places]
+        drawn = random.random(places)
+        common = {"request_id": f"q{number}", "ts": 1_700_000_000 + number}
+        events.append(
+            {**common, "items": [{"id": f"i{ad}", "features": {"ad": f"i{ad}"}} for ad in order.tolist()]}
+        )
+        views[order] += 1
+        looked = drawn < looked_at(places)
+        for at in np.flatnonzero(looked).tolist():
+            clicked = drawn[at] < looked_at(places)[at] * good[order[at]]
+            events.append({**common, "item": f"i{order[at]}", "event": "click" if clicked else "seen"})
+    log, names = written(tmp_path / "log.jsonl", events), [f"i{ad}" for ad in range(ads)]
+    errors = {}
+    for negatives in ("shown", "seen"):
+        text = f'{BARE}[fields]\nad = {{ side = "item" }}\n[learner]\nl1 = 0\n[join]\nnegatives = "{negatives}"\n'
+        model = ftrie.train(text, log, progress=False).model
+        said = model.predict(pa.table({"ad": names}))["base"].to_numpy()
+        errors[negatives] = float(np.abs(said - good) @ views / (good @ views))
+    assert errors["seen"] < 0.2 < 0.35 < errors["shown"]
 
 
 def test_clicks_may_be_in_a_file_of_their_own_and_files_may_overlap_in_time(tmp_path: Path) -> None:
