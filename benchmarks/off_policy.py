@@ -32,15 +32,14 @@ from model_store.spec.spec import load_spec
 from trainer.examples.open_log import Log
 from trainer.learn.scorer import scoring_spec
 from trainer.off_policy.estimates import RATIOS, EstimatorOptions, PolicyValue, estimate
-from trainer.off_policy.lists import ListOrder
 from trainer.off_policy.logged import DECISION_ROW, LoggedRows, LogOfRows
 from trainer.off_policy.policies import (
     Candidates,
     ItemChoice,
     LearningScores,
+    ListOrder,
+    Policies,
     PolicyWeights,
-    ScoredChoices,
-    TableChoice,
     weigh,
 )
 from trainer.off_policy.rewards import CrossFitted, reward_spec
@@ -125,12 +124,12 @@ def judged(name: str, seed: int) -> dict[str, tuple[float, bool, bool]]:
     chances = target[:, [int(each) for each in candidates.ids.to_pylist()]]
     model = CrossFitted(reward_spec(rows, "action", ("context", "position")), rows, candidates)
     lists = ListOrder.of(rows) if rows.requests < len(rows) else None
-    choice = TableChoice("target", chances)
+    choice = Policies.given("target", chances)
     (policy,) = weigh(
         rows, rows.decisions(DECISION_ROW), candidates, choice, model.of, keep=lists is not None
     )
     if lists is not None:
-        policy = replace(policy, lists=lists.weights(policy, None, model))
+        policy = replace(policy, lists=lists.weights(policy, None, model.of_lists))
     options = EstimatorOptions(bootstrap=DRAWS, seed=seed)
     (found,) = estimate(rows, [policy], options, by_position=False)
     return dict(_held(found, world))
@@ -196,7 +195,7 @@ def beside_obp(python: str, folder: Path) -> list[list[Any]]:
     decisions = rows.decisions(DECISION_ROW)
     scores = LearningScores(resolved, variant="base")
     model = CrossFitted(resolved, rows, candidates)
-    choice = ScoredChoices(scores, [ItemChoice("softmax", 1.0)], rows, decisions, candidates)
+    choice = Policies.by_scores(scores, [ItemChoice("softmax", 1.0)], rows, decisions, candidates)
     (policy,) = weigh(rows, decisions, candidates, choice, model.of, keep=True)
     lists = ListOrder.of(rows).weights(policy, None, None)
     options = EstimatorOptions(bootstrap=0)

@@ -34,7 +34,6 @@ from model_store.spec.spec import ModelSpec
 from trainer.examples.side_tables import SideTable
 from trainer.learn.metrics.figures import NORMAL_95
 from trainer.learn.scorer import scoring_spec
-from trainer.off_policy.lists import ListOrder
 from trainer.off_policy.logged import DECISION_ROW, Decisions, Layout, LoggedRows
 from trainer.off_policy.policies import (
     LEARNING,
@@ -43,13 +42,12 @@ from trainer.off_policy.policies import (
     Candidates,
     ItemChoice,
     LearningScores,
-    Policy,
+    ListOrder,
+    Policies,
     PolicyName,
     PolicyWeights,
     PublishedScores,
-    ScoredChoices,
-    TableChoice,
-    UniformChoice,
+    at_random,
     columns_of_items,
     weigh,
 )
@@ -81,6 +79,7 @@ RATIOS = {
 _PER_LIST = "lists"
 _NO_INTERVAL = "dm"
 _REWARDS = "reward model"
+_MOST_CHANCES = 1 << 27
 
 Sums = Mapping[str, Array]
 """By name, float64[clusters] or of one draw each."""
@@ -112,7 +111,8 @@ class Support:
 
     matched: share of rows with a weight above 0; ess: effective sample size (sum w)^2 / sum w^2, in rows; mean: mean
     weight, expected to be 1 if propensities and candidates are right, and error its standard error; largest: largest
-    weight; clipped: share of rows with a weight above the limit; clicks: effective number, (sum w r)^2 / sum (w r)^2.
+    weight; clipped: share of rows with a weight above the limit; clicks: effective number, (sum w r)^2 / sum (w r)^2;
+    lists: the effective number of whole lists, None where there are none.
     """
 
     rows: int
@@ -123,6 +123,7 @@ class Support:
     largest: float
     clipped: float
     clicks: float
+    lists: float | None = None
 
 
 def sums_by_cluster(
@@ -185,8 +186,9 @@ def error_of(effects: Array) -> float | None:
     return float(np.sqrt(clusters / (clusters - 1) * (effects**2).sum()))
 
 
-def support_of(weight: Array, reward: Array, sums: Sums, limit: float) -> Support:
+def support_of(policy: PolicyWeights, reward: Array, sums: Sums, limit: float) -> Support:
     """The support of a policy; sums: from `sums_by_cluster`."""
+    weight, lists = policy.weight, policy.lists
     mean = ratio(sums["weight"], sums["shown"], is_share=False)
     return Support(
         rows=int(weight.size),
@@ -197,6 +199,7 @@ def support_of(weight: Array, reward: Array, sums: Sums, limit: float) -> Suppor
         largest=float(weight.max()),
         clipped=float((weight > limit).mean()),
         clicks=_effective(weight * np.abs(reward)),
+        lists=_effective(lists.whole) if lists is not None else None,
     )
 
 
@@ -206,68 +209,54 @@ def _effective(weight: Array) -> float:
     return float(weight.sum()) ** 2 / squares if squares else 0.0
 
 
-def support_warnings(support: Support, unlogged: float, limit: float) -> tuple[str, ...]:
-    """Reasons not to trust a policy's estimates."""
-    found = []
-    if support.ess < FEWEST_ROWS:
-        found.append(
-            f"its effective sample is {support.ess:.0f} rows; under {FEWEST_ROWS} its intervals are too narrow"
-        )
-    if support.clicks < FEWEST_CLICKS:
-        found.append(
-            f"its estimate rests on {support.clicks:.1f} effective clicks; under {FEWEST_CLICKS} its intervals are "
-            "rough"
-        )
-    if unlogged > MOST_UNLOGGED:
-        found.append(
-            f"{unlogged:.1%} of the items it shows are never shown in the log, so their clicks are unknown; "
-            "IPS counts them as never clicked, SNIPS as clicked like the rest"
-        )
-    if _is_off(support, unlogged):
-        found.append(
-            f"its mean weight is {support.mean:.3f} ± {support.error or 0.0:.3f} and should be {1.0 - unlogged:.3g}: "
-            "propensities or candidates are not those of the log"
-        )
-    if support.clipped > MOST_CLIPPED:
-        found.append(
-            f"{support.clipped:.1%} of its weights are above {limit:.0f}: the clipped estimate is biased"
-        )
-    return tuple(found)
-
-
-def _is_off(support: Support, unlogged: float) -> bool:
-    """Whether the mean weight is not what it should be."""
-    return abs(support.mean - (1.0 - unlogged)) > _DEVIATIONS * (support.error or 0.0) + _CLOSE
-
-
-def refusals(support: Support, unlogged: float) -> tuple[str, ...]:
-    """Why the log cannot answer for a policy, and what would help; empty if it can."""
-    found = []
-    if support.ess < FEWEST_TO_ANSWER:
-        found.append(
-            f"its effective sample is {support.ess:.1f} of {support.rows:,} rows, and an answer needs "
-            f"{FEWEST_TO_ANSWER}: the log rarely shows what it would show. A policy nearer to the logged one "
-            "(softmax:T, epsilon:E), a longer log, or one with more exploration would help"
-        )
-    elif support.clicks < FEWEST_CLICKS_TO_ANSWER:
-        found.append(
-            f"its estimate would rest on {support.clicks:.1f} effective clicks or other rewards, and an answer needs "
-            f"{FEWEST_CLICKS_TO_ANSWER}. A longer log, or a policy nearer to the logged one (softmax:T, epsilon:E), "
-            "would help"
-        )
-    if unlogged > MOST_UNLOGGED_TO_ANSWER:
-        found.append(
-            f"{unlogged:.0%} of what it shows is never shown in the log, and an answer allows "
-            f"{MOST_UNLOGGED_TO_ANSWER:.0%}: nothing is known of it. Leaving these items out of its candidates, or a "
-            "log in which they are explored, would help"
-        )
-    if _is_off(support, unlogged) and abs(support.mean - (1.0 - unlogged)) > _FAR:
-        found.append(
-            f"its mean weight is {support.mean:.3f} ± {support.error or 0.0:.3f} and should be {1.0 - unlogged:.3g}: "
-            "the propensities are not those with which the log was shown, or the candidates are others. The right "
-            "propensities, or the items that could have been shown, would help"
-        )
-    return tuple(found)
+def checked(support: Support, unlogged: float, limit: float) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Why the log cannot answer for a policy, and why not to trust its estimates, each with what would help."""
+    expected = 1.0 - unlogged
+    off, error = abs(support.mean - expected), support.error or 0.0
+    is_off = off > _DEVIATIONS * error + _CLOSE
+    few_lists = support.lists is not None and support.lists < FEWEST_TO_ANSWER
+    checks = (
+        (
+            support.ess < FEWEST_TO_ANSWER,
+            support.ess < FEWEST_ROWS,
+            f"its effective sample is {support.ess:.1f} of {support.rows:,} rows; under {FEWEST_ROWS} its intervals "
+            f"are too narrow, under {FEWEST_TO_ANSWER} there is no answer: a policy nearer to the logged one "
+            "(softmax:T, epsilon:E), a longer log, or more exploration in it would help",
+        ),
+        (
+            support.clicks < FEWEST_CLICKS_TO_ANSWER,
+            support.clicks < FEWEST_CLICKS,
+            f"its estimate rests on {support.clicks:.1f} effective clicks, or other rewards; under {FEWEST_CLICKS} its "
+            f"intervals are rough, under {FEWEST_CLICKS_TO_ANSWER} there is no answer: a longer log, or a policy "
+            "nearer to the logged one, would help",
+        ),
+        (
+            unlogged > MOST_UNLOGGED_TO_ANSWER,
+            unlogged > MOST_UNLOGGED,
+            f"{unlogged:.1%} of the items it shows are never shown in the log, so their rewards are unknown; IPS "
+            f"counts them as 0, SNIPS as those of the rest; above {MOST_UNLOGGED_TO_ANSWER:.0%} there is no answer: "
+            "to leave them out, or to explore them, would help",
+        ),
+        (
+            is_off and off > _FAR,
+            is_off,
+            f"its mean weight is {support.mean:.3f} ± {error:.3f} and should be {expected:.3g}: propensities or "
+            f"candidates are not those of the log, whose own would help; more than {_FAR} away there is no answer",
+        ),
+        (
+            False,
+            few_lists,
+            f"RIPS and cascade-DR are refused: the effective number of lists is {support.lists or 0.0:.1f}, and they "
+            f"need {FEWEST_TO_ANSWER}: item-position, or a policy nearer to the logged one, would help",
+        ),
+        (
+            False,
+            support.clipped > MOST_CLIPPED,
+            f"{support.clipped:.1%} of its weights are above {limit:.0f}: the clipped estimate is biased",
+        ),
+    )
+    refused, warned = (tuple(each[2] for each in checks if each[number]) for number in (0, 1))
+    return refused, warned
 
 
 def resampled(
@@ -333,32 +322,33 @@ def estimate(
     limit = options.limit or float(np.sqrt(len(rows)))
     is_share = bool(((rows.label == 0.0) | (rows.label == 1.0)).all())
     sums = [sums_by_cluster(rows.cluster, rows.label, rows.weight, each, limit) for each in policies]
-    supports = [
-        support_of(each.weight, rows.label, mine, limit) for each, mine in zip(policies, sums, strict=True)
-    ]
-    refused = [
-        refusals(support, each.unlogged) if each.name != LOGGED else ()
-        for support, each in zip(supports, policies, strict=True)
-    ]
     drawn: list[Sums] = [{}] * len(policies)
     if options.bootstrap:
         # All columns of all policies at once, so that the draws are the same.
         every = np.column_stack([column for mine in sums for column in mine.values()])
         totals = iter(resampled(every, options.bootstrap, options.seed, on_progress).T)
         drawn = [dict(zip(mine, totals, strict=False)) for mine in sums]
-    return [
-        PolicyValue(
-            name=policy.name,
-            estimates={} if why else _estimates(mine, is_share, draws),
-            difference=Estimate(None) if why else _difference(mine),
-            support=support,
-            unlogged=policy.unlogged,
-            positions=_by_position(rows, policy, limit, is_share) if by_position and not why else {},
-            warnings=support_warnings(support, policy.unlogged, limit),
-            refused=why,
-        )
-        for policy, mine, draws, support, why in zip(policies, sums, drawn, supports, refused, strict=True)
-    ]
+    found = []
+    for policy, mine, draws in zip(policies, sums, drawn, strict=True):
+        support = support_of(policy, rows.label, mine, limit)
+        refused, warnings = checked(support, policy.unlogged, limit)
+        refused = () if policy.name == LOGGED else refused
+        value = PolicyValue(policy.name, {}, Estimate(None), support, policy.unlogged, {}, warnings, refused)
+        if not refused:
+            value = replace(
+                value,
+                estimates=_estimates(_supported(mine, support), is_share, draws),
+                difference=_difference(mine),
+                positions=_by_position(rows, policy, limit, is_share) if by_position else {},
+            )
+        found.append(value)
+    return found
+
+
+def _supported(sums: Sums, support: Support) -> Sums:
+    """The sums without those of estimates that the lists cannot answer for."""
+    refused = ("rips", "cascade_dr") if (support.lists or FEWEST_TO_ANSWER) < FEWEST_TO_ANSWER else ()
+    return {name: each for name, each in sums.items() if name not in refused}
 
 
 def _estimates(sums: Sums, is_share: bool, drawn: Sums | None = None) -> dict[str, Estimate]:
@@ -486,7 +476,7 @@ class EstimationRun:
             propensity=layout.propensity,
             limit=self.options.limit or float(np.sqrt(len(rows))),
             policies=tuple(found),
-            notes=_notes(rows, candidates),
+            notes=_notes(rows, candidates, self.with_model),
         )
 
     def _weigh(
@@ -503,44 +493,44 @@ class EstimationRun:
         decisions = rows.decisions(self.decision)
         fitted = self._reward_model(rows, candidates, resolved, layout.propensity)
         lists = ListOrder.of(rows) if self.decision == DECISION_ROW and rows.requests < len(rows) else None
+        keeps = fitted is not None and lists is not None and len(rows) * len(candidates) <= _MOST_CHANCES
         weighed = list[PolicyWeights]()
         for name, policy in self._policies(rows, decisions, candidates, resolved):
-            found = (
-                [policy]
-                if isinstance(policy, PolicyWeights)
-                else weigh(
-                    *(rows, decisions, candidates, policy, fitted.of if fitted is not None else None),
-                    keep=fitted is not None and lists is not None,
-                    on_progress=partial(on_progress, name),
-                )
-            )
-            alone = self.table.alone(rows) if self.table is not None else None
+            if isinstance(policy, PolicyWeights):
+                found = [policy]
+            else:
+                of = rows, decisions, candidates, policy, fitted.of if fitted is not None else None
+                found = weigh(*of, keep=keeps, on_progress=partial(on_progress, name))
             if lists is not None:
-                found = [replace(each, lists=lists.weights(each, alone, fitted)) for each in found]
+                alone = self.table.alone(rows) if self.table is not None else None
+                predict = fitted.of_lists if fitted is not None else None
+                found = [replace(each, lists=lists.weights(each, alone, predict)) for each in found]
             weighed += [replace(each, chances=None) for each in found]
         return weighed, candidates
 
     def _policies(
         self, rows: LoggedRows, decisions: Decisions, candidates: Candidates, resolved: dict[str, ModelSpec]
-    ) -> Iterator[tuple[str, Policy | PolicyWeights]]:
+    ) -> Iterator[tuple[str, Policies | PolicyWeights]]:
         """The policies by name; as weights, those whose probabilities of other items are unknown."""
         for name, chances in self.table.chances(rows, candidates) if self.table is not None else ():
             as_weights = PolicyWeights(name, chances / rows.propensity) if chances.ndim == 1 else None
-            yield name, as_weights or TableChoice(name, chances)
+            yield name, as_weights or Policies.given(name, chances)
         for policy in dict.fromkeys(self.policies):
             scores: PublishedScores | LearningScores
             if policy.name == LOGGED:
                 yield LOGGED, PolicyWeights(LOGGED, np.ones(len(rows)))
                 continue
             if policy.name == UNIFORM:
-                yield UNIFORM, UniformChoice(decisions, len(candidates))
+                chance = at_random(len(candidates), decisions.size)
+                of_all = np.broadcast_to(chance, (len(chance), len(candidates)))
+                yield UNIFORM, Policies.given(UNIFORM, of_all)
                 continue
             if policy.name == LEARNING:
                 scores = LearningScores(resolved[LEARNING], LEARNING, policy.variant)
             else:
                 named = self.models[policy.name]
                 scores = PublishedScores(named.artefact, resolved[policy.name], named.name, policy.variant)
-            yield policy.name, ScoredChoices(scores, self.choices, rows, decisions, candidates)
+            yield policy.name, Policies.by_scores(scores, self.choices, rows, decisions, candidates)
 
     def _reward_model(
         self, rows: LoggedRows, candidates: Candidates, resolved: dict[str, ModelSpec], propensity: str | None
@@ -573,8 +563,13 @@ def _check_support(rows: LoggedRows, candidates: int) -> None:
         )
 
 
-def _notes(rows: LoggedRows, candidates: Candidates | None) -> tuple[str, ...]:
+def _notes(rows: LoggedRows, candidates: Candidates | None, with_model: bool) -> tuple[str, ...]:
     found = []
+    if with_model and candidates is not None and len(rows) * len(candidates) > _MOST_CHANCES:
+        found.append(
+            f"cascade-DR is left out: it keeps the probabilities of all candidates in all rows, and has room for "
+            f"{_MOST_CHANCES:,}; estimate fewer rows"
+        )
     if rows.unusable:
         found.append(
             f"{rows.unusable:,} rows were left out: they, or other rows of their list, have no propensity in (0, 1]"

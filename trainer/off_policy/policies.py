@@ -12,8 +12,8 @@ the log counts with the weight w = (probability that the policy shows the row's 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ from model_store.errors import InputError, SpecError, listed
 from model_store.spec.spec import ModelSpec
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.examples.side_tables import SideTable
+from trainer.formats.cells import number_column
 from trainer.learn.model import LearningModel
 from trainer.learn.scorer import PredictingMaker, Scorer, log_odds
 from trainer.off_policy.logged import Decisions, LoggedRows
@@ -32,9 +33,12 @@ from trainer.off_policy.logged import Decisions, LoggedRows
 Array = npt.NDArray[Any]
 LOGGED, UNIFORM, LEARNING = "logged", "uniform", "learning"
 PAIRS_AT_ONCE = 1 << 17
+_CLOSE = 1e-6
 
 Predict = Callable[[Array], Array]
 """From chosen rows to the predicted reward of every candidate in their place: int64[k] to float64[k, candidates]."""
+PredictLists = Callable[[Array, Array, Array], tuple[Array, Array]]
+"""See `rewards.CrossFitted.of_lists`."""
 
 
 @dataclass(frozen=True)
@@ -295,67 +299,38 @@ def columns_of(variants: tuple[str, ...], wanted: str | None, name: str) -> list
     return [variants.index(wanted)]
 
 
-class Policy(Protocol):
-    """One or more policies that are computed together."""
+@dataclass(frozen=True)
+class Policies:
+    """Policies that are computed together: their names, and from chosen decisions to the probabilities of each.
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names."""
+    chances: of int64[k], ascending, whole requests, each decision once and in order, for each policy
+    float64[k, candidates].
+    """
 
-    def chances(self, chosen: Array) -> list[Array]:
-        """Of each policy the probabilities of all candidates in the chosen decisions: float64[k, candidates].
+    names: tuple[str, ...]
+    chances: Callable[[Array], list[Array]]
 
-        chosen: int64[k], ascending, whole requests; each decision is passed once, in order.
-        """
+    @classmethod
+    def given(cls, name: str, chances: Array) -> Policies:
+        """One whose probabilities are known: float64[decisions, candidates]."""
+        return cls((name,), lambda chosen: [chances[chosen]])
 
-
-class UniformChoice:
-    """Draws candidates uniformly."""
-
-    names = (UNIFORM,)
-
-    def __init__(self, decisions: Decisions, candidates: int) -> None:
-        self._decisions, self._candidates = decisions, candidates
-
-    def chances(self, chosen: Array) -> list[Array]:
-        """See Policy."""
-        chance = at_random(self._candidates, self._decisions.size[chosen])
-        return [np.broadcast_to(chance, (len(chosen), self._candidates))]
-
-
-class ScoredChoices:
-    """Makes each of the choices by the scores of each variant."""
-
-    def __init__(
-        self,
+    @classmethod
+    def by_scores(
+        cls,
         scores: PublishedScores | LearningScores,
         choices: Sequence[ItemChoice],
-        rows: LoggedRows,
-        decisions: Decisions,
-        candidates: Candidates,
-    ) -> None:
-        self._scores, self._choices, self._of = scores, choices, (rows, decisions, candidates)
-        self.names = tuple(f"{name} {choice.name}" for name in scores.names for choice in choices)
+        *of: *tuple[LoggedRows, Decisions, Candidates],
+    ) -> Policies:
+        """Each of the choices by the scores of each variant."""
+        rows, decisions, candidates = of
 
-    def chances(self, chosen: Array) -> list[Array]:
-        """See Policy."""
-        rows, decisions, candidates = self._of
-        scores, size = self._scores.of(rows, decisions, chosen, candidates), decisions.size[chosen]
-        variants = range(scores.shape[2])
-        return [
-            choice.probabilities(scores[:, :, each], size) for each in variants for choice in self._choices
-        ]
+        def chances(chosen: Array) -> list[Array]:
+            found, size = scores.of(rows, decisions, chosen, candidates), decisions.size[chosen]
+            variants = range(found.shape[2])
+            return [choice.probabilities(found[:, :, each], size) for each in variants for choice in choices]
 
-
-class TableChoice:
-    """The distribution that a table gives in each row. chances: float64[rows, candidates]."""
-
-    def __init__(self, name: str, chances: Array) -> None:
-        self.names, self._chances = (name,), chances
-
-    def chances(self, chosen: Array) -> list[Array]:
-        """See Policy."""
-        return [self._chances[chosen]]
+        return cls(tuple(f"{name} {choice.name}" for name in scores.names for choice in choices), chances)
 
 
 @dataclass(frozen=True)
@@ -364,14 +339,15 @@ class ListWeights:
 
     first: 1.0 in the first row of a list, 0.0 elsewhere. alone: the weight of the item at its position, whatever is
     above it; cascade, above: the product of the conditional weights of the rows from the first to this one, and to the
-    one above it. fitted, direct: the fitted reward of the list from this row on, given the row's item, and on average
-    over the items that the policy would put there; None without a reward model.
+    one above it; whole: that of each list, float64[lists]. fitted, direct: the fitted reward of the list from this row
+    on, given the row's item, and on average over the items that the policy would put there; None without a model.
     """
 
     first: Array
     alone: Array
     cascade: Array
     above: Array
+    whole: Array
     fitted: Array | None = None
     direct: Array | None = None
 
@@ -393,27 +369,75 @@ class PolicyWeights:
     chances: Array | None = None
 
 
+@dataclass(frozen=True)
+class ListOrder:
+    """The rows of requests from the top down: by position, or without one in the order of the log.
+
+    rank: int64[rows], from 0; above, following: the row above and below each, -1 for none.
+    """
+
+    rank: Array
+    above: Array
+    following: Array
+
+    @classmethod
+    def of(cls, rows: LoggedRows) -> ListOrder:
+        """The order of the rows of each request."""
+        position = np.arange(len(rows), dtype=float)
+        if rows.position is not None:
+            numbers, _ = number_column(rows.position)
+            position = position if np.isnan(numbers).any() else numbers
+        order = np.lexsort((position, rows.request))
+        first = np.searchsorted(rows.request, rows.request)  # requests are ascending
+        rank, above, following = np.empty(len(rows), np.int64), np.full(len(rows), -1), np.full(len(rows), -1)
+        rank[order] = np.arange(len(rows)) - first
+        goes_on = rank[order[1:]] > 0
+        above[order[1:][goes_on]] = order[:-1][goes_on]
+        following[order[:-1][goes_on]] = order[1:][goes_on]
+        return cls(rank, above, following)
+
+    def weights(
+        self, policy: PolicyWeights, alone: Array | None, predict: PredictLists | None
+    ) -> ListWeights:
+        """A policy's weights on the lists. alone: the weights of items at their positions; None: the rows' own."""
+        cascade, before = policy.weight.copy(), np.ones_like(policy.weight)
+        for rank in range(1, int(self.rank.max()) + 1):
+            mine = np.flatnonzero(self.rank == rank)
+            before[mine] = cascade[self.above[mine]]
+            cascade[mine] *= before[mine]
+        first = (self.rank == 0).astype(float)
+        alone = policy.weight if alone is None else alone
+        found = ListWeights(first, alone, cascade, before, cascade[self.following < 0])
+        if predict is None or policy.chances is None:
+            return found
+        rest, direct = predict(self.rank, self.following, policy.chances)
+        return replace(found, fitted=rest, direct=direct)
+
+
 def weigh(
     rows: LoggedRows,
     decisions: Decisions,
     candidates: Candidates,
-    policy: Policy,
+    policies: Policies,
     predict: Predict | None = None,
     *,
     keep: bool = False,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[PolicyWeights]:
     """The weights of each policy; keep: its chances too, float64[decisions, candidates]."""
-    count, size = len(policy.names), len(candidates)
+    count, size = len(policies.names), len(candidates)
     chance, unlogged = np.zeros((count, len(rows))), np.zeros(count)
     fitted, direct = np.zeros((2, count, len(rows)))
     kept = np.zeros((count, len(decisions.first), size)) if keep else None
     for chosen, mine in _chunks(rows, decisions, size):
         of_row, index = decisions.of_row[mine] - chosen[0], candidates.index[mine]
         predicted = predict(decisions.first[chosen]) if predict is not None else None
-        for number, chances in enumerate(policy.chances(chosen)):
+        for number, chances in enumerate(policies.chances(chosen)):
             chance[number, mine] = np.where(index >= 0, chances[of_row, index], 0.0)
-            unlogged[number] += chances[:, ~candidates.logged].sum()
+            missing = np.minimum(decisions.size[chosen], size) - chances.sum(
+                axis=1
+            )  # of items that a table names
+            unlogged[number] += chances[:, ~candidates.logged].sum() + missing[missing > _CLOSE].sum()
             if predicted is not None:
                 fitted[number, mine] = predicted[of_row, index]
                 direct[number, decisions.first[chosen]] = (chances * predicted).sum(axis=1)
@@ -430,7 +454,7 @@ def weigh(
             direct[number] if fits else None,
             chances=kept[number] if kept is not None else None,
         )
-        for number, name in enumerate(policy.names)
+        for number, name in enumerate(policies.names)
     ]
 
 

@@ -68,9 +68,7 @@ class CrossFitted:
                     predicted = self._predict(model, part)
                     later[part] = (chances[part] * predicted).sum(axis=1)
                     here = self._fold[part] == fold
-                    index = np.maximum(
-                        self._candidates.index[part], 0
-                    )  # a row of no candidate has the weight 0
+                    index = np.maximum(self._candidates.index[part], 0)  # of no candidate: its weight is 0
                     fitted[part[here]] = predicted[np.flatnonzero(here), index[here]]
                     direct[part[here]] = later[part[here]]
         return fitted, direct

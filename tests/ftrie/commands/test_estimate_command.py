@@ -157,3 +157,6 @@ def test_a_target_that_the_log_does_not_support_is_refused(tmp_path: Path, say: 
     code, out, err = say("estimate", written(tmp_path / "t.csv", columns), *QUIET)
     assert (code, "refused" in out) == (NoSupport.exit_code, True)
     assert "effective sample is 5.0 of 400 rows" in err and "would help" in err
+    unknown = table(target=json.dumps({"a": 0.5, "b": 0.3, "never": 0.2}))
+    code, _, err = say("estimate", written(tmp_path / "t.csv", unknown), *QUIET)
+    assert (code, "20.0% of the items it shows are never shown" in err) == (NoSupport.exit_code, True)

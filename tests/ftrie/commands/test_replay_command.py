@@ -276,7 +276,7 @@ def test_places_are_counted_as_numbers_are_and_every_item_of_a_file_is_a_candida
     code, out, _ = say("replay", spec, log, *uniform, *items, "--json")
     found = json.loads(out)["estimates"]
     assert (code, found["candidates"]) == (NoSupport.exit_code, len(ITEMS))
-    assert "60% of what it shows is never shown in the log" in found["policies"][0]["refused"][0]
+    assert "60.0% of the items it shows are never shown in the log" in found["policies"][0]["refused"][0]
 
 
 def test_a_policy_that_is_none_is_refused(spec: Path, log: Path, refusal: Refuse) -> None:

@@ -166,7 +166,7 @@ def test_the_bootstrap_is_repeatable_and_draws_requests_whole() -> None:
 
 def test_the_support_of_a_policy() -> None:
     weight, reward = np.array([0.0, 4.0, 1.0, 1.0]), np.array([1.0, 1.0, 0.0, 1.0])
-    found = support_of(weight, reward, sums_of(weight, reward), LIMIT)
+    found = support_of(PolicyWeights("it", weight), reward, sums_of(weight, reward), LIMIT)
     assert (found.rows, found.matched, found.mean) == (4, 0.75, 1.5)
     assert (found.largest, found.clipped) == (4.0, 0.25)
     assert found.error == pytest.approx(np.std(weight, ddof=1) / 2)

@@ -13,15 +13,14 @@ import pytest
 from trainer.off_policy.estimates import (
     RATIOS,
     EstimatorOptions,
+    checked,
     estimate,
     ratio,
-    refusals,
     sums_by_cluster,
     support_of,
 )
-from trainer.off_policy.lists import ListOrder
 from trainer.off_policy.logged import LoggedRows
-from trainer.off_policy.policies import Candidates, ListWeights, PolicyWeights, TableChoice, weigh
+from trainer.off_policy.policies import Candidates, ListOrder, ListWeights, Policies, PolicyWeights, weigh
 from trainer.off_policy.rewards import CrossFitted, reward_spec
 
 Array = npt.NDArray[Any]
@@ -163,7 +162,7 @@ def test_the_reward_model_learns_money_and_makes_dr_better_than_ips() -> None:
     rows = world.rows()
     candidates = world.candidates(rows)
     model = CrossFitted(reward_spec(rows, "action", ("kind",)), rows, candidates)
-    policy = TableChoice("target", world.chances(candidates))
+    policy = Policies.given("target", world.chances(candidates))
     (found,) = weigh(rows, rows.decisions("row"), candidates, policy, model.of)
     assert found.weight == pytest.approx(world.target[world.of_row, world.action] / world.propensity)
     (value,) = estimate(rows, [found], EstimatorOptions(bootstrap=0), by_position=False)
@@ -182,9 +181,9 @@ def test_cascade_dr_learns_the_rest_of_the_list() -> None:
     rows = world.rows()
     candidates = world.candidates(rows)
     model = CrossFitted(reward_spec(rows, "action", ("kind",)), rows, candidates)
-    policy = TableChoice("target", world.chances(candidates))
+    policy = Policies.given("target", world.chances(candidates))
     (found,) = weigh(rows, rows.decisions("row"), candidates, policy, model.of, keep=True)
-    lists = ListOrder.of(rows).weights(found, None, model)
+    lists = ListOrder.of(rows).weights(found, None, model.of_lists)
     first = lists.first == 1.0
     assert lists.direct is not None and lists.fitted is not None
     assert lists.direct[first].mean() == pytest.approx(3 * world.truth, rel=0.1)
@@ -206,14 +205,30 @@ def test_too_little_support_is_refused_with_its_reason() -> None:
         (few, reward, 0.0, "effective sample is 4.0 of 1,000 rows"),
         (doubled, reward, 0.0, "mean weight is 2.000"),
         (good, np.arange(n) < 2, 0.0, "2.0 effective clicks"),
-        (good * 0.7, reward, 0.3, "30% of what it shows"),
+        (good * 0.7, reward, 0.3, "30.0% of the items it shows"),
     ):
         label = np.asarray(clicks, float)
         sums = sums_by_cluster(np.arange(n), label, np.ones(n), PolicyWeights("it", weight), 10.0)
-        found = refusals(support_of(weight, label, sums, 10.0), unlogged)
+        found = checked(support_of(PolicyWeights("it", weight), label, sums, 10.0), unlogged, 10.0)[0]
         assert (
             [reason in each and "would help" in each for each in found] == [True] if reason else found == ()
         )
+
+
+def test_lists_whose_weights_multiply_to_a_few_are_refused_and_their_rows_are_not() -> None:
+    """Given lists of 8 rows with weights of 0.1 or 1.9, half each, the product of a list is nearly always 0."""
+    random = np.random.default_rng(8)
+    rows = World.drawn(8, 1600, per_request=8).rows()
+    weight = random.choice([0.1, 1.9], 1600)
+    policy = PolicyWeights(
+        "it", weight, lists=ListOrder.of(rows).weights(PolicyWeights("it", weight), None, None)
+    )
+    (found,) = estimate(rows, [policy], EstimatorOptions(bootstrap=0), by_position=False)
+    products = weight.reshape(200, 8).prod(axis=1)
+    assert found.support.lists == pytest.approx(products.sum() ** 2 / (products**2).sum())
+    assert found.support.lists < 30 < found.support.ess
+    assert "rips" not in found.estimates and {"snips", "item_position"} <= found.estimates.keys()
+    assert any("RIPS and cascade-DR are refused" in each for each in found.warnings)
 
 
 def test_lists_of_one_row_are_rows() -> None:
