@@ -1,6 +1,6 @@
 """What exploration earns where new items appear: AdPredictor's posterior beside FTRL's bound.
 
-python -m benchmarks.exploration [--picture FILE]
+python -m benchmarks.exploration [--picture FILE | --budgets]
 
 A closed loop in one process. The market is that of `ftrie live`, without bots and with constant tastes, but its items
 leave and new ones come, whose appeal is unknown. A server's ranker orders all items for each visitor, who sees the best
@@ -10,6 +10,8 @@ it. The first EVERY visits see random items. Clicks expected from the true rates
 Both learners have the same number of values of alpha, beta 1, and the same number of widths for each way to explore. A
 row of the table has the alpha with the most expected clicks on the markets TUNED_ON; its last rows are draws of width 1
 with every other alpha. The table is from the markets SEEDS. Everything is a function of the seeds.
+
+--budgets: the better policies again, with a budget and with a minimum of places for new items, and what they cover.
 """
 
 from __future__ import annotations
@@ -21,10 +23,10 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -47,11 +49,12 @@ from ftrie.draw.charts import Row, curve, point
 from ftrie.draw.pages import stacked_svg
 from model_store.files import write_whole
 from model_store.spec.spec import ModelSpec, Variant, load_spec
+from model_store.versions.experiments import Explore
 from server.model.columns import Catalogue
 from server.model.model import Model
 from server.ranking.ranker import Ranker
 from server.ranking.select.exploration import Exploration
-from server.ranking.select.selection import Options
+from server.ranking.select.selection import Options, Spent
 from trainer.examples.hashing import ExampleMaker
 from trainer.formats.batch import Position, RowBatch
 from trainer.learn.model import LearningModel
@@ -67,6 +70,9 @@ APPEAL = 0.8
 """Standard deviation, in logits, of the part that only an item's own clicks reveal."""
 TUNED_ON, TUNED_VISITS = (101, 102, 103), 4_000
 SEEDS = (1, 2, 3, 4, 5, 6)
+BUDGET_SEEDS, BUDGET_VISITS = SEEDS[:3], 1_500
+COVERED = 20
+"""How often an item must have been shown to be covered, of those that were there for at least a fifth of the visits."""
 POINTS = 40
 
 LEARNERS: dict[str, Candidate] = {
@@ -94,12 +100,17 @@ class Policy:
     kind: str
     width: float = 0.0
     alpha: float = 0.0
+    budget: Explore | None = None
 
     @property
     def title(self) -> str:
         """The policy without its alpha."""
         width = f" {self.width:g}" if self.width else ""
-        return f"{self.learner} {self.kind}{width}".strip()
+        parts = [f"{self.learner} {self.kind}{width}".strip()]
+        if (of := self.budget) is not None:
+            parts += [f"share {of.share:g}"] * (of.share < 1.0) + [f"cost {of.cost:g}"] * (of.cost < 1.0)
+            parts += [f"new items {of.new_share:g}:{of.new_below:g}"] * (of.new_share > 0.0)
+        return ", ".join(parts)
 
     @property
     def spec(self) -> ModelSpec:
@@ -110,6 +121,8 @@ class Policy:
     @property
     def options(self) -> Options | None:
         """What a request sets."""
+        if self.budget is not None:
+            return Options(None, (), (), Exploration(self.width, self.kind == THOMPSON, self.budget))
         kinds = {UCB: Exploration, THOMPSON: _Drawn}
         return Options(None, (), (), kinds[self.kind](self.width, False)) if self.kind in kinds else None
 
@@ -145,6 +158,7 @@ class Loop:
         self._catalogue = Catalogue.build(self._maker.plan, item_records(market))
         self._version = 0
         self._ranker: Ranker | None = None
+        self.spent: list[Spent] = []
 
     def order(self, visit: Visit) -> Array | None:
         """The candidates to show, best first; None before the first version."""
@@ -160,7 +174,10 @@ class Loop:
             options=self._options,
             request_id=f"r{visit.number}",
         )
-        return self._ranker.rank(query).order
+        ranking = self._ranker.rank(query)
+        if ranking.spent is not None:
+            self.spent.append(ranking.spent)
+        return ranking.order
 
     def learn(self, seen: Sequence[AnsweredVisit]) -> None:
         """Learn what was shown and clicked, and publish."""
@@ -182,12 +199,29 @@ def _requests(number: Array) -> dict[str, pa.Array]:
     return {"request_id": pa.array(number.astype(str)), "ts": pa.array(number)}
 
 
+class Run(NamedTuple):
+    """Expected clicks of a policy's answers and of the best ones, between two versions: float64[versions, 2].
+
+    covered: the share of items that were shown COVERED times; spent: what its budget decided for each visit.
+    """
+
+    clicks: Array
+    covered: float
+    spent: Sequence[Spent]
+
+
 def earned(policy: Policy, seed: int, visits: int) -> Array:
-    """Expected clicks of a policy's answers and of the best ones, between two versions: float64[versions, 2]."""
+    """The clicks of a run."""
+    return run(policy, seed, visits).clicks
+
+
+def run(policy: Policy, seed: int, visits: int) -> Run:
+    """All visits of a market, ranked by a policy."""
     market = market_of(seed)
     loop = Loop(policy, market) if policy.learner else None
     draw = np.random.default_rng([seed, 2])
     coming, clicks = visits_of(market, visits), np.zeros((visits // EVERY, 2))
+    there, shown = np.zeros((2, market.items), np.int64)
     for version in range(len(clicks)):
         seen = []
         for each in itertools.islice(coming, EVERY):
@@ -196,9 +230,12 @@ def earned(policy: Policy, seed: int, visits: int) -> Array:
                 order = draw.choice(ALIVE, SHOWN, replace=False)
             seen.append(AnsweredVisit(market, each, order, np.empty(0)))
             clicks[version] += seen[-1].expected, seen[-1].best
+            there[each.candidates] += 1
+            shown[each.candidates[order]] += 1
         if loop:
             loop.learn(seen)
-    return clicks
+    of_these = shown[there >= visits // 5]
+    return Run(clicks, float((of_these >= COVERED).mean()), loop.spent if loop else ())
 
 
 def policies() -> list[Policy]:
@@ -254,6 +291,76 @@ def row(policy: Policy, clicks: Array) -> list[Any]:
     ]
 
 
+def budgeted() -> list[Policy]:
+    """Each learner's ways to explore, with the alpha that the table without budgets has, and with budgets."""
+    found = []
+    for learner, greedy, ucb, thompson in (
+        ("ftrl", 0.8, (0.3, 0.8), (1.0, 0.4)),
+        ("adpredictor", 0.8, (1.0, 0.2), (1.0, 0.4)),
+    ):
+        kinds = (
+            Policy(learner, GREEDY, 0.0, greedy),
+            Policy(learner, UCB, *ucb),
+            Policy(learner, THOMPSON, *thompson),
+        )
+        drawn, of = kinds[2], partial(Explore, "thompson", thompson[0])
+        found += [
+            *kinds,
+            replace(kinds[0], budget=Explore("ucb", 0.0, new_share=0.25, new_below=5.0)),
+            *(
+                replace(drawn, budget=budget)
+                for budget in (
+                    of(share=0.25),
+                    of(cost=0.02),
+                    of(cost=0.02, new_share=0.25, new_below=5.0),
+                )
+            ),
+        ]
+    return found
+
+
+def report_budgets(pool: Executor) -> None:
+    """The table of policies with and without a budget."""
+    some = budgeted()
+    jobs = list(itertools.product(some, BUDGET_SEEDS))
+    runs = list(pool.map(run, *zip(*jobs, strict=True), itertools.repeat(BUDGET_VISITS)))
+    rows = []
+    for number, policy in enumerate(some):
+        own = runs[number * len(BUDGET_SEEDS) : (number + 1) * len(BUDGET_SEEDS)]
+        mine, best = np.array([each.clicks.sum(axis=0) for each in own]).T
+        spent = [each for one in own for each in one.spent]
+        cost = 1.0 - sum(e.served for e in spent) / sum(e.greedy for e in spent) if spent else math.nan
+        rows.append(
+            [
+                policy.title,
+                f"{policy.alpha:g}",
+                round(float((mine / best).mean()), 4),
+                round(float((best - mine).mean())),
+                round(float((best - mine).std(ddof=1) / math.sqrt(len(own)))),
+                round(float(np.mean([each.covered for each in own])), 3),
+                f"{sum(e.explored for e in spent) / len(spent):.3f}" if spent else "—",
+                f"{cost:.4f}" if spent else "—",
+            ]
+        )
+    columns = (
+        "policy",
+        "alpha",
+        "of the best possible",
+        "clicks lost",
+        "standard error",
+        "covered",
+        "explores",
+        "costs",
+    )
+    report(
+        "exploration_budgets",
+        f"Expected clicks of {BUDGET_VISITS:,} visits, {ALIVE} items of which {SHOWN} are shown, "
+        f"{len(BUDGET_SEEDS)} markets; an item is covered once it was shown {COVERED} times",
+        columns,
+        rows,
+    )
+
+
 def picture(found: Mapping[str, Array]) -> str:
     """Click rates over time and the clicks lost so far, with bands of two standard errors over the markets; as SVG."""
     best = next(iter(found.values()))[..., 1]
@@ -291,8 +398,11 @@ def picture(found: Mapping[str, Array]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--picture", type=Path, help="write the curves of the best policies as SVG")
+    parser.add_argument("--budgets", action="store_true", help="the table with budgets instead")
     arguments = parser.parse_args()
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        if arguments.budgets:
+            return report_budgets(pool)
         chosen = [Policy("", UNIFORM), *tuned(pool)]
         some = list(dict.fromkeys([*chosen, *draws_of_any_alpha()]))
         found = dict(zip(some, all_earned(pool, some, SEEDS, VISITS), strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -29,6 +30,7 @@ from ftrie.dashboard.pages.layout import (
     tiles,
     warning,
 )
+from ftrie.dashboard.scrape import ServerState
 from ftrie.dashboard.shared import Exposure
 from ftrie.draw.charts import intervals, over_time, reliability
 from ftrie.draw.notebook import paragraph
@@ -52,6 +54,7 @@ COLUMNS = [
     "variant", "requests", "shown", "clicks", "CTR", "95 %", "lift", "always valid 95 %", "p", "P(best)",
     "calibration", "conversions", "per click",
 ]  # fmt: skip
+EXPLORED, EXPECTED = "ftrie_explored_total", "ftrie_exploration_clicks_total"
 VERSIONS, DIVISIONS = ("activate", "rollback"), ("start", "stop", "shares", "clear", "settings")
 """Actions of the audit that change what answers."""
 
@@ -80,8 +83,8 @@ def build(view: View) -> Refresh:
     ).classes("half"):
         curve = Picture("no clicks in the latest traffic")
     with card(
-        "Apprentice mode",
-        "How often the model agrees with the caller's order, which is served, and what its own would earn.",
+        "Exploration and apprentice mode",
+        "What exploration costs; how often the model agrees with the caller's order, and what its own would earn.",
     ):
         readiness, apprentice = Text(), Table("The model beside the caller's order")
     with card("Exposure by item", "How often items were shown in the latest traffic, and which never were."):
@@ -292,10 +295,29 @@ def _shares(view: View, found: ExperimentFigures) -> tuple[list[str], list[list[
 
 
 def _readiness(view: View, found: ExperimentFigures) -> str:
+    """Who decides about the order, how ready the model is, and what exploration costs."""
     record = view.state.experiment
     mode = "The caller's order is served." if record and record.apprentice else "The model decides."
     each = found.outcomes.apprentices
-    return paragraph(" ".join([mode, *(f"{name or NAMELESS}: {of.text}." for name, of in each.items())]))
+    texts = [mode, *(f"{name or NAMELESS}: {of.text}." for name, of in each.items())]
+    if record and record.explore:
+        texts.append(f"Requests explore: {record.explore}. {exploring(view.feed.servers, view.model)}")
+    return paragraph(" ".join(texts))
+
+
+def exploring(servers: Sequence[ServerState], model: str) -> str:
+    """What servers did of an experiment's exploration in the last seconds."""
+
+    def rate(name: str, **labels: str) -> float:
+        return sum(server.rate(name, model=model, **labels) for server in servers)
+
+    answers, greedy = rate(EXPLORED), rate(EXPECTED, order="greedy")
+    if not answers or not greedy:
+        return "No answer has followed that in the last seconds."
+    share, cost = rate(EXPLORED, explored="yes") / answers, 1.0 - rate(EXPECTED, order="served") / greedy
+    return (
+        f"In the last seconds {share:.1%} of the answers did, which cost {cost:.2%} of the expected clicks."
+    )
 
 
 def _apprentices(found: ExperimentFigures) -> tuple[list[str], list[list[Any]]]:

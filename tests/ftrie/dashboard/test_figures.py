@@ -22,6 +22,7 @@ from ftrie.dashboard import scrape
 from ftrie.dashboard import shared as recent_module
 from ftrie.dashboard.feed import Feed
 from ftrie.dashboard.minutes import Minutes
+from ftrie.dashboard.pages.experiments import EXPECTED, EXPLORED, exploring
 from ftrie.dashboard.pages.layout import percent
 from ftrie.dashboard.pages.learning import settled_range
 from ftrie.dashboard.pages.system import latency_colours
@@ -337,3 +338,23 @@ def test_a_variant_and_a_server_have_one_colour_on_every_chart() -> None:
         for layer in intervals(rows, value_title="lift", colours={"base": 0, "plain": 1})["layer"]
     }
     assert scale == str({"domain": ["base", "plain"], "range": list(SERIES[:2])})
+
+
+def test_what_exploration_did_is_read_from_all_servers() -> None:
+    def of(explored: float, plain: float, greedy: float, served: float, model: str = "ads") -> ServerState:
+        rates = {
+            EXPLORED: {
+                (("explored", "yes"), ("model", model)): explored,
+                (("explored", "no"), ("model", model)): plain,
+            },
+            EXPECTED: {
+                (("model", model), ("order", "greedy")): greedy,
+                (("model", model), ("order", "served")): served,
+            },
+        }
+        return ServerState("a:1", rates=rates)
+
+    servers = [of(10.0, 30.0, 5.0, 4.9), of(10.0, 50.0, 5.0, 5.0), of(50.0, 0.0, 1.0, 0.0, model="other")]
+    said = "In the last seconds 20.0% of the answers did, which cost 1.00% of the expected clicks."
+    assert exploring(servers, "ads") == said
+    assert exploring(servers[:0], "ads") == "No answer has followed that in the last seconds."

@@ -61,16 +61,20 @@ def test_shares_pins_salt_and_a_winner_take_effect_while_it_runs(
 def test_a_record_that_does_not_fit_or_cannot_be_read_is_refused_aloud_and_the_last_good_one_stays(
     store: Store, server: Server, client: Client
 ) -> None:
-    good = change(store, shares={"plain": 1.0})
+    good = change(store, shares={"plain": 1.0}, apprentice=True)
     in_force(server, good)
     with capture_logs() as logs:
-        change(store, shares={"other": 1.0})
+        change(store, shares={"other": 1.0}, apprentice=False)
         eventually(lambda: "no variant 'other'" in server.current.assignment.problem)
         eventually(lambda: any(line["event"] == "experiment refused" for line in logs))
     refused = next(line for line in logs if line["event"] == "experiment refused")
     assert (refused["log_level"], refused["in_force"]) == ("error", good.revision)
     assert server.current.assignment.experiment == good
     assert set(variants(client).values()) == {"plain"}
+    callers = list(shop.ITEMS)[::-1]
+    assert [item.id for item in client.rank(cookie="u1", candidates=callers).items] == callers, (
+        "still an apprentice"
+    )
     in_force(server, change(store, shares={"base": 1.0}))
     assert server.current.assignment.problem == ""
 
