@@ -46,7 +46,8 @@ class OnlineSums:
     requests: their number; shown, clicks, conversions: items shown, clicked, converted. ctr_nano: predicted clicks, the
     sum of the items' ctr, in CTR_UNIT; without_ctr: requests with an item without ctr, which predict 0. positives:
     items with the outcome that is predicted: clicks, or with `join.positive = "conversion"` conversions. unseen: items
-    that nobody saw, which with `join.negatives = "seen"` are not in `shown`, nor in the other sums.
+    that nobody saw, which with `join.negatives = "seen"` are not in `shown`, nor in the other sums. Of a model that
+    learns `input.rows = "clicked"`, shown are clicked items, and clicks, like positives, those of them that converted.
     """
 
     requests: int = 0

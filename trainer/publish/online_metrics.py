@@ -54,8 +54,8 @@ REMEMBERED_MINUTES = 120
 MOST_VERSIONS = 10_000
 MINUTE_US = 60_000_000
 
-_CTR, _POSITIVES, _WITHOUT, _UNSEEN = (
-    SUMS.index(name) for name in ("ctr_nano", "positives", "without_ctr", "unseen")
+_CTR, _CLICKS, _POSITIVES, _WITHOUT, _UNSEEN = (
+    SUMS.index(name) for name in ("ctr_nano", "clicks", "positives", "without_ctr", "unseen")
 )
 _REQUESTS, _SHOWN = (SUMS.index(name) for name in ("requests", "shown"))
 NO_VARIANT = ""
@@ -370,7 +370,9 @@ class ClosedRequests:
             ctr,
         )
         if own is not None:
-            sums[:, _UNSEEN] = 0  # rows without a click are not what this model is of
+            # Its exposures are clicked items and what it predicts of them are conversions: the rate, its interval and
+            # verdict are of these. Rows without a click are nothing to it, not unseen.
+            sums[:, _CLICKS], sums[:, _UNSEEN] = sums[:, _POSITIVES], 0
         return cls(
             minute=closed.time_us[shows] // MINUTE_US,
             version=version.to_numpy(zero_copy_only=False).astype(np.int64),

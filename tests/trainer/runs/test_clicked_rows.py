@@ -62,7 +62,7 @@ def test_only_clicked_rows_are_learned_and_count_as_shown(tmp_path: Path) -> Non
         assert rates(now) == (3, 1)
         assert (counts.positives, counts.negatives, counts.late) == (1, 2, 1)
         totals = now.run.online.totals()["base"]
-        assert (totals.requests, totals.shown, totals.clicks, totals.positives) == (1, 2, 2, 1)
+        assert (totals.requests, totals.shown, totals.clicks, totals.positives) == (1, 2, 1, 1)
         assert totals.ctr_nano * CTR_UNIT == pytest.approx(0.5), (
             "of both clicked items, as purchase predicted them"
         )
