@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from model_store.errors import SpecError
 from model_store.spec.spec import parse_spec
 from tests.trainer.events.sources import Listed, block_of, lines_of
 from tests.trainer.oracles.histories import expected, plain
-from trainer.events.columns import Wanted
+from trainer.events.columns import Wanted, digests
 from trainer.events.events import BAD, IMPRESSION, VIEW
 from trainer.events.join import Join
 from trainer.events.parse import parse, read_lines, validated
@@ -111,11 +112,13 @@ class Reading:
         self.state: dict[str, Any] = {}
         self.rows = list[dict[str, Any]]()
 
-    def read(self, story: Sequence[Mapping[str, Any]]) -> None:
+    def read(self, story: Sequence[Mapping[str, Any]], forget: str = "") -> None:
         merger = Merger([Listed("log", lines_of(story))], Wanted.of(SPEC), self.segments, once=True)
         events = EventRows(merger, self.join, self.segments, SPEC)
         if self.state:
             events.restore_history(self.state)
+        if forget:
+            events.forget(digests(pa.array([forget.encode()], pa.binary())), np.zeros(0, np.uint64))
         while not merger.ended:
             if (found := events.step(1.0)) is not None:
                 joined = found[1]
@@ -152,6 +155,19 @@ def test_a_view_is_a_list_of_what_was_viewed_and_what_anyone_viewed_last_whereve
     assert (counts.rows, counts.positives) == (len(whole.rows), sum(row["click"] for row in whole.rows))
     assert counts.rows == counts.positives + counts.negatives
     assert counts == cut.join.counts
+
+
+def test_who_viewed_is_forgotten_and_what_was_viewed_last_is_not(tmp_path: Path):
+    story = a_story(1, 150)
+    whole, some = Reading(tmp_path / "whole"), Reading(tmp_path / "some")
+    whole.read(story)
+    some.read(story[:60])
+    assert any(b"ann" in bytes(each) for each in some.state.values())
+    some.read([], forget="ann")
+    assert not any(b"ann" in bytes(each) for each in some.state.values())
+    some.read(story[60:])
+    lists = [[(row["id"], row["brand"], row["click"]) for row in each.rows] for each in (some, whole)]
+    assert lists[0] == lists[1] and some.rows != whole.rows
 
 
 @pytest.mark.parametrize(

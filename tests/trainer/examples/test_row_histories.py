@@ -17,6 +17,7 @@ import pytest
 from ftrie.cli import run
 from model_store.spec.spec import ModelSpec, parse_spec
 from tests.trainer.oracles.histories import plain, value_of
+from trainer.events.columns import digests
 from trainer.examples.derived import RowHistories
 from trainer.formats.batch import Position, RowBatch
 
@@ -193,3 +194,19 @@ def test_an_audit_explains_a_row_by_the_histories_that_it_was_scored_with(tmp_pa
         assert run(["audit", model, log, "--row", str(row), "--json"]) == 0
         audit = json.loads(capsys.readouterr().out)
         assert audit["score"] == pytest.approx(scored[row - 1], abs=1e-12)
+
+
+@pytest.mark.parametrize("cut", [0, 101, 102, 103, 250])
+def test_a_user_who_is_forgotten_is_new_afterwards(cut: int) -> None:
+    """Given a user who is forgotten, also within a request, what follows is as if their rows were nobody's."""
+    rows = a_log(4)
+    begun = {row["request"] for row in rows[:cut]}
+    nobodys = [
+        {**row, "cookie": ""} if row["cookie"] == "ann" and row["request"] in begun else row for row in rows
+    ]
+    histories, expected = new(), new()
+    filled(histories, rows[:cut])
+    filled(expected, nobodys[:cut])
+    gone = histories.forget(digests(pa.array([b"ann"], pa.binary())))
+    assert gone == ([b"ann"] if cut else [])
+    assert filled(histories, rows[cut:]) == filled(expected, nobodys[cut:])
