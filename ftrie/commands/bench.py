@@ -34,6 +34,7 @@ REMEDIES = {
     "h2load": "apt install nghttp2-client",
     "torch": f"make torch, or {installing('torch')}",
     "sklearn": installing("sklearn"),
+    "python3.8": "pyenv install 3.8",
 }
 """How to install the packages and programs that benchmarks need."""
 

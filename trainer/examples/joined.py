@@ -409,7 +409,10 @@ class EventLog:
         """Say what of the log the join could not use."""
         counts = self.join
         if not counts.rows:
-            self._on_note(f"{', '.join(self.names)}: no impression shows an item, so there is no row")
+            self._on_note(
+                f"{', '.join(self.names)}: no impression shows an item, so there is no row; views are rows with "
+                '[join] positive = "view"'
+            )
         lost = counts.late + counts.orphans + counts.out_of_order + counts.unknown_item
         if lost:
             self._on_note(

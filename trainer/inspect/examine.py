@@ -186,7 +186,9 @@ class InspectedLog:
         if self._seen is None:
             return guess_log(self.sample, self._label)
         if not any(batch.rows for batch in self._first):
-            raise InputError(f"{', '.join(self.names)}: no impression shows an item")
+            raise InputError(
+                f"{', '.join(self.names)}: no impression shows an item; of views alone docs/decide.md has a spec"
+            )
         return guess_events(self.sample.profiles, *self._seen)
 
     def examine(self, output: Output = SILENT, most_rows: int | None = None) -> Diagnosis:

@@ -195,7 +195,7 @@ def idle_reason(model: str, sources: Sequence[Source | RowSource], counts: Event
     """The likely reason why the sources deliver nothing."""
     what = "no impression" if counts.feedback and not counts.impressions else "nothing"
     held = "; ".join(source.holds() for source in sources)
-    if counts.rows:
+    if counts.rows or (counts.examples and not counts.impressions):  # rows of a log, or of views
         hint = "All rows have been learned; the trainer waits for more"
     elif counts.impressions:
         hint = "Servers may be idle or stopped, or log their impressions elsewhere"
@@ -328,7 +328,7 @@ class Reporter:
         """Ask the sources why nothing is read, once that is so for long."""
         counts, now_s = self._loop.counts, self._now()
         # Feedback counts only after the first impression.
-        useful = counts.events if counts.impressions or counts.rows else counts.bad_events
+        useful = counts.events if counts.impressions or counts.examples or counts.rows else counts.bad_events
         if useful != self._useful:
             self._useful, self._useful_since_s, self._idle = useful, now_s, ""
         elif not self._idle and now_s - self._useful_since_s >= IDLE_AFTER_S:

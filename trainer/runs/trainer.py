@@ -258,7 +258,7 @@ class Trainer:
         known = [published.spec] if published is not None else []
         with ExitStack() as attempt:
             loop, sources = (self._open_rows if has_rows else self._open_events)(saved, known, attempt)
-            if first and published is None and not has_rows:
+            if first and published is None and not has_rows and spec.join.positive != "view":
                 output.note(
                     f"starting with an empty model: until the first window of {spec.join.window} has closed, it learns "
                     "from clicks only; --init-from starts with a published model, `ftrie replay` makes one of a log"
