@@ -570,6 +570,10 @@ def _notes(rows: LoggedRows, candidates: Candidates | None, with_model: bool) ->
             f"cascade-DR is left out: it keeps the probabilities of all candidates in all rows, and has room for "
             f"{_MOST_CHANCES:,}; estimate fewer rows"
         )
+    if rows.rejected:
+        found.append(
+            f"{rows.rejected:,} rows were left out: they have no valid label or reward, item or feature"
+        )
     if rows.unusable:
         found.append(
             f"{rows.unusable:,} rows were left out: they, or other rows of their list, have no propensity in (0, 1]"

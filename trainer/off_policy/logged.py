@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from model_store.errors import InputError, SpecError, listed
 from model_store.spec.sections import InputSection
@@ -164,7 +165,7 @@ class RowCollector:
         if not self._rows:
             raise InputError("the log has no rows; expected at least one")
         columns = _columns(self._batches)
-        label, odd_labels = self._rewards(columns[self.section.label])
+        label, odd_labels = self._rewards(columns)
         weight, odd_weights = np.ones(self._rows), list[tuple[int, str]]()
         if self.section.weight is not None:
             weight, odd_weights = parse_weights(columns[self.section.weight])
@@ -194,12 +195,14 @@ class RowCollector:
             has_propensity=propensity is not None,
         )
 
-    def _rewards(self, column: Any) -> tuple[Array, list[tuple[int, str]]]:
-        """The labels, and (row, reason) for those that are none."""
+    def _rewards(self, columns: Mapping[str, Any]) -> tuple[Array, list[tuple[int, str]]]:
+        """The labels, and (row, reason) for rows without one; of rewards also for those without an item."""
         if not self.rewards:
-            return parse_labels(column, self.section.positive)
-        numbers, _ = real_column(plain(column))
-        return numbers, [(int(row), "expected a finite number") for row in np.flatnonzero(np.isnan(numbers))]
+            return parse_labels(columns[self.section.label], self.section.positive)
+        numbers, _ = real_column(plain(columns[self.section.label]))
+        item = column_text(columns[self.section.item or self.section.label])
+        bad = np.isnan(numbers) | np.asarray(pc.equal(pc.binary_length(item), 0))
+        return numbers, [(int(row), "expected a finite number and an item") for row in np.flatnonzero(bad)]
 
     def _clusters(self, columns: Mapping[str, Any], request: Array) -> Array:
         """The hash of each row's cookie; where there is none, its request's number."""

@@ -150,6 +150,19 @@ def test_a_table_that_cannot_be_judged_is_refused_by_name(
     assert (code, said in err) == (error.exit_code, True), err
 
 
+def test_broken_rows_are_left_out_and_counted(tmp_path: Path, ask: Ask) -> None:
+    """Given rows without a reward, an action or a propensity, the estimates are those of the other rows."""
+    columns = table()
+    whole = {name: column[6:] for name, column in columns.items()}
+    broken = columns | {"reward": ["", "inf", *map(str, columns["reward"][2:])]}
+    broken["action"][2:4] = ["", ""]
+    broken["propensity"][4:6] = 0.0, 2.0
+    first, second = (ask("estimate", written(tmp_path / "t.csv", each), *QUIET) for each in (whole, broken))
+    assert values(second, "target") == pytest.approx(values(first, "target"))
+    assert (second["rows"], second["rejected"], second["unusable"]) == (394, 4, 2)
+    assert [note.split(" ")[0] for note in second["notes"]] == ["4", "2"]
+
+
 def test_a_target_that_the_log_does_not_support_is_refused(tmp_path: Path, say: Say) -> None:
     """Given a target that shows an action which was shown five times, it has no estimates and the reason is printed."""
     columns = table(target='{"d": 1}')
