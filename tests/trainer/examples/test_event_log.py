@@ -204,6 +204,19 @@ def test_what_was_seen_takes_the_position_out_of_what_is_learned(tmp_path: Path)
     assert errors["seen"] < 0.2 < 0.35 < errors["shown"]
 
 
+def test_what_other_models_predicted_is_a_column_like_any_other(tmp_path: Path) -> None:
+    """So that an order by two models can be computed again from its log, and learned with."""
+    rates = {"a": 0.2, "b": 0.5}
+    items = [
+        {"id": item, "ctr": 0.1, "models": {"purchase": {"version": 3, "ctr": ctr}}}
+        for item, ctr in rates.items()
+    ]
+    log = written(tmp_path / "log.jsonl", [{**SHOWN, "objective": "ctr * purchase.ctr", "items": items}])
+    columns = ["item", "models.purchase.ctr", "models.purchase.version", "objective"]
+    found = rows(read([log], more=columns), *columns)
+    assert found == [(item, str(ctr), "3", "ctr * purchase.ctr") for item, ctr in rates.items()]
+
+
 def test_clicks_may_be_in_a_file_of_their_own_and_files_may_overlap_in_time(tmp_path: Path) -> None:
     """Given requests dealt to two files of impressions, when read with their clicks, they are joined as if in one."""
     shown = [SHOWN | {"request_id": f"r{n}", "ts": 1000 + 5 * n} for n in range(40)]
