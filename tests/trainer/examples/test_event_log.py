@@ -177,6 +177,7 @@ def test_a_log_has_the_clicked_rows_with_their_conversions_where_the_spec_learns
     assert found == [("r1", "a", 1), ("r2", "b", 0)]
 
 
+@pytest.mark.slow
 def test_what_was_seen_takes_the_position_out_of_what_is_learned(tmp_path: Path) -> None:
     """Items ordered by how good they are, looked at less further down: what is said of those who look."""
     random, places, ads = np.random.default_rng(3), 8, 30

@@ -43,6 +43,7 @@ def counted(items, place, drawn, clicks, pieces: int = 3) -> ItemPositions:
     return made
 
 
+@pytest.mark.slow
 def test_a_market_with_a_known_curve_is_recovered_within_five_percent_by_both_estimates() -> None:
     items, place, drawn, _, clicks = market(40_000, seed=1)
     assert clicks.sum() > 35_000
@@ -120,6 +121,7 @@ def test_what_cannot_be_compared_is_left_out_and_memory_is_bounded(monkeypatch: 
     assert few.examined()[0].clicks < clicks[place == 1].sum() and few._items.size <= 500
 
 
+@pytest.mark.slow
 def test_a_model_that_learns_clicks_by_the_printed_lines_predicts_what_those_who_look_click() -> None:
     items, place, _, attraction, clicks = market(20_000, seed=6, items=40, noise=1.5, level=-3.0)
     table = pa.table(

@@ -125,7 +125,7 @@ def test_a_trainer_says_that_it_drops_users(
 
 def a_status(**members: Any) -> Status:
     empty: dict[str, Any] = {"published": {}, "lags": {}, "lost": {}, "join": {}}
-    counts = {"impressions": 0, "feedback": 0, "bad_events": 0, "unknown_items": 0}
+    counts = {"impressions": 0, "feedback": 0, "views": 0, "bad_events": 0, "unknown_items": 0}
     known = Status(
         "m", 0, 0, 0.0, 0, None, None, failed_checkpoints=0, dead_letters=0, counts=counts, **empty
     )
