@@ -7,15 +7,16 @@ What decides is valid however often one looks: the lift, and the test whether th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from model_store.ratios import BUCKETS, NORMAL, Interval, Ratio, always_valid_half, always_valid_p
 from model_store.versions.guard_record import GuardRecord
-from model_store.versions.online_metrics import AGREED, CALLER, OWN, OnlineCell, OnlineSums, Slot
+from model_store.versions.online_metrics import AGREED, CALLER, CTR_UNIT, OWN, OnlineCell, OnlineSums, Slot
 
 LEVEL = 0.05
 MISMATCH_LEVEL = 0.001
@@ -129,8 +130,32 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class Preference:
+    """What clicks on one list of several variants say of two of them: docs/experiments.md, "Interleaving".
+
+    share: the variant's part of the credit of both, None before any; interval: contains the true one at all times at
+    once, of all variants together; p: the smallest level whose interval excludes 1/2 now; needed: requests until it
+    excludes 1/2 with 80 % power, if one has `effect` more credit. The last three are None if they are not known yet.
+    """
+
+    variant: str
+    base: str
+    together: str
+    requests: int
+    credit: float
+    of_base: float
+    share: float | None
+    interval: Interval | None = None
+    p: float | None = None
+    needed: int | None = None
+
+
+@dataclass(frozen=True)
 class Outcomes:
-    """The figures of one model and time. mismatch_p: whether requests fall as the shares say; None if not tested."""
+    """The figures of one model and time. mismatch_p: whether requests fall as the shares say; None if not tested.
+
+    preferences: of interleaved variants, each against the base, if that is among them, else the first.
+    """
 
     base: str | None
     variants: Mapping[str, Outcome]
@@ -140,6 +165,7 @@ class Outcomes:
     shares: Mapping[str, float] = field(default_factory=dict)
     apprentices: Mapping[str, Apprenticeship] = field(default_factory=dict)
     """By variant, where requests were answered in apprentice mode."""
+    preferences: tuple[Preference, ...] = ()
 
     @cached_property
     def chances(self) -> dict[str, float]:
@@ -191,17 +217,19 @@ def outcomes(
         name: _outcome(found[name], None if name == base else against, effect, compared) for name in ordered
     }
     p = mismatch_p(tested, shares)
+    preferred = tuple(_preferences(found, base, list(shares), effect))
     return Outcomes(
         base=base,
         variants=variants,
         all=_outcome(sum(found.values(), OnlineCell.empty()), None, effect, 1),
         mismatch_p=p,
-        verdict=_verdict(base, variants, p, effect),
+        verdict=_preferred(preferred, effect) if preferred else _verdict(base, variants, p, effect),
         shares=shares,
         apprentices={
             name: _apprenticeship(cell, orders[AGREED].get(name, empty), orders[OWN].get(name, empty), guard)
             for name, cell in orders[CALLER].items()
         },
+        preferences=preferred,
     )
 
 
@@ -350,8 +378,11 @@ def requests_needed(
     come back teach less.
     """
     found = _log_ratio(own, base)
-    if found is None:
-        return None
+    return None if found is None else _needed(found[1], both, effect, level)
+
+
+def _needed(variance: float, requests: int, effect: float, level: float) -> int:
+    """Requests until a logarithm's interval excludes 0 with 80 % power, if it has this variance with `requests`."""
     low, high = -60.0, 10.0  # ln of the variance that detects it: by bisection, since the bound grows with it
     # After 60 halvings the range of 70 is narrower than a double's precision.
     for _ in range(60):
@@ -359,7 +390,7 @@ def requests_needed(
         low, high = (
             (middle, high) if _bound(math.exp(middle), effect, level) < math.log1p(effect) else (low, middle)
         )
-    return math.ceil(both * found[1] / math.exp(low))
+    return math.ceil(requests * variance / math.exp(low))
 
 
 def detectable(own: Ratio | None, base: Ratio | None, effect: float, level: float = LEVEL) -> float | None:
@@ -424,6 +455,91 @@ def mismatch_p(found: Mapping[str, OnlineCell], shares: Mapping[str, float]) -> 
         elif deviations.any():  # alike in all buckets
             least = 0.0
     return min(1.0, least * len(tested))
+
+
+def _preferences(
+    found: Mapping[str, OnlineCell], base: str | None, order: Sequence[str], effect: float
+) -> Iterator[Preference]:
+    for together, cell in found.items():
+        teams = sorted(
+            cell.credit, key=lambda name: (name != base, order.index(name) if name in order else 0, name)
+        )
+        whole = sum((cell.credit[name][1] for name in teams), np.zeros(BUCKETS, np.int64))
+        # What counts against a team counts for the others, in equal parts.
+        credit = {
+            name: (gained + (whole - lost) / max(1, len(teams) - 1)) * CTR_UNIT
+            for name in teams
+            for gained, lost in (cell.credit[name],)
+        }
+        for name in teams[1:]:
+            yield _preference(name, teams[0], together, cell, credit, effect, LEVEL / (len(teams) - 1))
+
+
+def _preference(
+    name: str,
+    base: str,
+    together: str,
+    cell: OnlineCell,
+    credit: Mapping[str, npt.NDArray[np.float64]],
+    effect: float,
+    level: float,
+) -> Preference:
+    own, against, requests = credit[name], credit[base], cell.sums.requests
+    sums = float(own.sum()), float(against.sum())
+    share = sums[0] / sum(sums) if sum(sums) else None
+    known = Preference(name, base, together, requests, *sums, share)
+    # Both have the same requests, so the ratio's residuals are those of one sample: pairs, bucket by bucket.
+    if min(sums) < TINY or np.count_nonzero(cell["requests"]) < BUCKETS:
+        return known
+    residuals = own / sums[0] - against / sums[1]
+    variance = BUCKETS / (BUCKETS - 1.0) * float(residuals @ residuals)
+    if variance <= 0.0:
+        return known
+    theta, sharpest = math.log(sums[0] / sums[1]), math.log1p(effect)
+    half = always_valid_half(variance, level, sharpest)
+    return replace(
+        known,
+        interval=Interval(_share_of(theta - half), _share_of(theta + half)),
+        p=min(1.0, always_valid_p(theta, variance, sharpest) * LEVEL / level),
+        needed=_needed(variance, requests, effect, level),
+    )
+
+
+def _share_of(log_ratio: float) -> float:
+    """The part of a whole that has this ratio, as a logarithm, to the rest."""
+    return 0.5 + 0.5 * math.tanh(0.5 * log_ratio)
+
+
+def _preferred(preferences: Sequence[Preference], effect: float) -> Verdict:
+    decided = [each for each in preferences if each.interval is not None]
+    better = [each for each in decided if each.interval is not None and each.interval.low > 0.5]
+    if better:
+        best = max(better, key=lambda each: each.share or 0.0)
+        return Verdict(f"{best.variant} is preferred: {credited(best)} against {best.base}.", best.variant)
+    worst = [each for each in decided if each.interval is not None and each.interval.high < 0.5]
+    if len(worst) == len(preferences):
+        nearest = max(worst, key=lambda each: each.share or 0.0)
+        return Verdict(
+            f"{nearest.base} is preferred: {nearest.variant} has {credited(nearest)}.", nearest.base
+        )
+    if len(decided) < len(preferences):
+        return Verdict(
+            f"No preference yet: each variant needs a credit of {TINY} clicks, and requests of all {BUCKETS} groups "
+            "of cookies."
+        )
+    nearest = max(decided, key=lambda each: abs((each.share or 0.5) - 0.5))
+    return Verdict(
+        f"No preference yet: {nearest.variant} has {credited(nearest)} against {nearest.base}. To see {effect:.1%} "
+        f"more credit takes about {nearest.needed:,} requests; there are {nearest.requests:,}."
+    )
+
+
+def credited(of: Preference) -> str:
+    """The share of the credit, with its interval, in words."""
+    if of.share is None:
+        return "no credit"
+    ends = "" if of.interval is None else f" ({of.interval.low:.1%} to {of.interval.high:.1%})"
+    return f"{of.share:.1%} of the credit{ends}"
 
 
 def _verdict(

@@ -146,26 +146,31 @@ def record(key: str, found: Mapping[bytes, bytes], defaults: T, on_junk: Report)
 
 def online_cell(
     key: str, field: bytes, value: bytes, members: Sequence[str], buckets: int
-) -> tuple[str, tuple[int, int], list[list[int]]]:
+) -> tuple[str, tuple[int, int], list[list[int]], dict[str, list[list[int]]]]:
     """A field of a HASH of outcomes: variant, first and last version, and a list of each member's sums by bucket.
 
-    Members added by a later ftrie are ignored; `unseen` may be left out. Raises UnreadableValue.
+    And by team, its credit for and against it, where variants are interleaved. Members added by a later ftrie are
+    ignored; `unseen` may be left out. Raises UnreadableValue.
     """
     try:
         parts = json_object(value)
         sums = [parts[name] if name != "unseen" else parts.get(name, [0] * buckets) for name in members]
         first, last = parts["versions"]
-        if not all(isinstance(each, list) and len(each) == buckets for each in sums):
+        credit = parts.get("credit", {})
+        lists = [*sums, *chain.from_iterable(credit.values())]
+        if any(len(each) != 2 for each in credit.values()):
+            raise ValueError("a team has another number of credits")
+        if not all(isinstance(each, list) and len(each) == buckets for each in lists):
             raise ValueError("a sum has another number of buckets")
-        numbers = [first, last, *chain.from_iterable(sums)]
+        numbers = [first, last, *chain.from_iterable(lists)]
         # By `type`: a JSON true is an int to isinstance.
         if set(map(type, numbers)) != {int} or max(map(abs, numbers)) > MOST:
             raise ValueError("a sum is not a whole number")
-    except (KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         expected = f"expected versions and sums of {buckets} buckets as docs/redis_keys.md has them"
         why = f"field {shown(field)}: got {shown(value)}, {expected}"
         raise unreadable(key, why) from None
-    return field.decode("utf-8", "surrogateescape"), (first, last), sums
+    return field.decode("utf-8", "surrogateescape"), (first, last), sums, credit
 
 
 AUDIT_TEXTS = ("who", "tool", "action", "before", "after")

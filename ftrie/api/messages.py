@@ -43,7 +43,8 @@ class RankedItem:
 
     objective, uncertainty and propensity are None unless the request needs them; so is an objective without a value. An
     explanation of an adpredictor always has uncertainties. models: by name, what the other models that the objective
-    names predict; None if it names none, or none of them answers.
+    names predict; None if it names none, or none of them answers. team and credit: where the experiment interleaves
+    variants, which one placed the item, and how much a click on it counts for that; else None.
     """
 
     id: str
@@ -53,6 +54,8 @@ class RankedItem:
     uncertainty: float | None = None
     propensity: float | None = None
     models: Mapping[str, ModelPrediction] | None = None
+    team: str | None = None
+    credit: float | None = None
 
     @classmethod
     def of(cls, item: ItemMessage) -> RankedItem:
@@ -69,6 +72,8 @@ class RankedItem:
                 for each in item.models
             }
             or None,
+            item.team or None,
+            item.credit if item.HasField("credit") else None,
         )
 
 

@@ -161,7 +161,7 @@ class Ranker:
         query, ranking, served = self._ranked(asked, explain=False)
         unsure = None if ranking.uncertainties is None else ranking.uncertainties.tolist()
         head = _head(query, ranking, served)
-        return Ranking(**head, cookie=query.cookie, items=tuple(_items(ranking, unsure)))
+        return Ranking(**head, cookie=query.cookie, items=tuple(_items(query, ranking, unsure)))
 
     def explain(
         self,
@@ -175,7 +175,7 @@ class Ranker:
         asked = Asked.of("", user=user, context=context, candidates=candidates, items=items, **options)
         query, ranking, served = self._ranked(asked, explain=True)
         explained = list(explained_items(query, ranking, served))
-        plain = _items(ranking, [uncertainty for uncertainty, _ in explained])
+        plain = _items(query, ranking, [uncertainty for uncertainty, _ in explained])
         return Explanation(
             **_head(query, ranking, served),
             items=tuple(
@@ -282,8 +282,12 @@ def _given_filter(one: Filter) -> GivenFilter:
     return GivenFilter(one.field, "range", (), least, most)
 
 
-def _items(ranking: Ranked, uncertainties: Iterable[float | None] | None) -> Iterator[RankedItem]:
+def _items(
+    query: Query, ranking: Ranked, uncertainties: Iterable[float | None] | None
+) -> Iterator[RankedItem]:
     """The items of an answer, best first. An objective without a finite value is None."""
+    if uncertainties is None and not ranking.has_more:
+        return map(RankedItem, ranking.ids, ranking.ctr, ranking.score)
     none: list[float | None] = [None] * len(ranking.order)
     objectives: Iterable[float | None] = none
     if ranking.objectives is not None:
@@ -301,7 +305,11 @@ def _items(ranking: Ranked, uncertainties: Iterable[float | None] | None) -> Ite
             }
             for at in range(len(ranking.order))
         ]
-    return map(RankedItem, ranking.ids, ranking.ctr, ranking.score, objectives, known, propensities, models)
+    more = objectives, known, propensities, models
+    if query.teams is None or ranking.teams is None or ranking.credits is None:
+        return map(RankedItem, ranking.ids, ranking.ctr, ranking.score, *more)
+    team = map(query.teams.names.__getitem__, ranking.teams.tolist())
+    return map(RankedItem, ranking.ids, ranking.ctr, ranking.score, *more, team, ranking.credits.tolist())
 
 
 def _contributions(group: Group) -> Contributions:
@@ -316,7 +324,7 @@ def _head(query: Query, ranking: Ranked, served: ServedVersion) -> dict[str, Any
         "request_id": query.request_id,
         "model": served.name,
         "version": served.version,
-        "variant": served.variant_names[query.variant],
+        "variant": query.variant_of(served.variant_names),
         # As in a server's answer, which hides the place of the store from callers.
         "degraded": tuple(Degradation(n.kind, n.part, without_address(n.detail)) for n in notes),
         "unknown_items": tuple(query.unknown_items),

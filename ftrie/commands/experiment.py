@@ -87,21 +87,40 @@ def set_(
             names="--apprentice/--no-apprentice",
         ),
     ] = None,
+    interleave: Annotated[
+        str | None,
+        Flag(
+            'Variants that answer each request together, in one list; "" for one by its share.',
+            "NAME,NAME...",
+        ),
+    ] = None,
+    draft: Annotated[
+        str | None, Flag("How they are interleaved: team, the default, or probabilistic.", "METHOD")
+    ] = None,
     flags: EditFlags = EditFlags(),
 ) -> None:
     """Divide the traffic by these shares from now on; prints the share of cookies that change variant."""
+    from model_store.versions.experiments import TEAM
+
     wanted = _shares(shares or [])
+    if draft is not None and not interleave:
+        raise typer.BadParameter("--draft is of --interleave, which names the variants")
+    if wanted and interleave:
+        raise typer.BadParameter("give either shares or --interleave: shares end an interleaving")
     exploring = _explored(explore, explore_share, explore_cost, new_items)
     own: dict[str, Any] = {"salt": salt, "objective": objective, "apprentice": apprentice}
     given = {name: value for name, value in own.items() if value is not None}
-    if not wanted and not given and exploring is None:
+    if not wanted and not given and exploring is None and interleave is None:
         raise typer.BadParameter(
-            "give shares such as base=0.9 plain=0.1, --salt, --objective, --explore or --apprentice"
+            "give shares such as base=0.9 plain=0.1, --interleave, --salt, --objective, --explore or --apprentice"
         )
 
     def edit(before: Experiment) -> Experiment:
         changed = replace(before.divided(wanted) if wanted else before, **given)
-        return changed if exploring is None else exploring(changed)
+        changed = changed if exploring is None else exploring(changed)
+        if interleave is None:
+            return changed
+        return changed.interleaved([name for name in interleave.split(",") if name], draft or TEAM)
 
     _change("set", model, edit, flags)
 
@@ -274,6 +293,8 @@ def _print_experiment(
         return
     state = record.state if record.running else f"{record.state}: {record.winner} answers everything"
     print(f"{model}: revision {record.revision}, {state}, {counted(len(record.pins), 'pin')}")
+    if record.interleave:
+        print(f"interleaved, {record.draft} draft: {' and '.join(record.interleave)}")
     if record.salt:
         print(f"salt: {record.salt}")
     if record.objective:
@@ -351,6 +372,7 @@ def report(
                 "mismatch_p": found.mismatch_p,
                 "mismatched": found.is_mismatched,
                 "shares": found.shares,
+                "preferences": [asdict(each) for each in found.preferences],
                 "variants": {name: _plain(each) for name, each in found.variants.items()},
                 "all": _plain(found.all),
                 "apprentices": {name: asdict(each) for name, each in found.apprentices.items()},
@@ -394,7 +416,7 @@ def _minute(moment: datetime) -> int:
 
 def _print_report(effect: float, found: Outcomes) -> None:
     """Print the verdict, a table, a picture, the differences, and how many requests would detect the effect."""
-    from ftrie.outcomes import NAMELESS
+    from ftrie.outcomes import NAMELESS, credited
 
     listed = [*((name or NAMELESS, each) for name, each in found.variants.items()), (ALL, found.all)]
     print(found.verdict.text)
@@ -406,12 +428,18 @@ def _print_report(effect: float, found: Outcomes) -> None:
     for line in picture(listed):
         print(line)
     print()
+    for each in found.preferences:
+        needed = "not known yet" if each.needed is None else f"{each.needed:,} requests"
+        print(
+            f"{each.variant} against {each.base}, interleaved in {each.requests:,} requests: {credited(each)}, "
+            f"{each.credit:,.1f} to {each.of_base:,.1f} clicks; {effect:.1%} more credit is detected by {needed}"
+        )
     for name, outcome in found.variants.items():
-        if name != found.base:
+        if name != found.base and not (found.preferences and outcome.lift is None):
             print(_compared(name or NAMELESS, found.base or NAMELESS, outcome, effect))
-    for name, each in found.apprentices.items():
-        print(f"apprentice {name or NAMELESS}: {each.text}")
-        print_table(["apprentice mode", "value", "95 %"], each.rows)
+    for name, apprentice in found.apprentices.items():
+        print(f"apprentice {name or NAMELESS}: {apprentice.text}")
+        print_table(["apprentice mode", "value", "95 %"], apprentice.rows)
 
 
 def picture(listed: Sequence[tuple[str, Outcome]]) -> Iterator[str]:

@@ -29,9 +29,11 @@ MAX_PINS_BYTES = 4 << 20  # of all cookies together; every server reads them and
 MAX_SALT_BYTES = 256
 MAX_OBJECTIVE_BYTES = 4096
 RUNNING, STOPPED = "running", "stopped"
+TEAM, PROBABILISTIC = "team", "probabilistic"
+MAX_TEAMS = 4
 PIN = "pin:"
 UCB, THOMPSON = "ucb", "thompson"
-EXTRAS = ("explore", "apprentice")
+EXTRAS = ("explore", "apprentice", "interleave", "draft")
 """Fields of the HASH that are written only where they say something."""
 
 Parsed = TypeVar("Parsed")
@@ -103,6 +105,10 @@ class Experiment:
     """The exploration of requests that name none."""
     apprentice: bool = False
     """Whether requests are answered in the order in which their candidates came; the model's order is only logged."""
+    interleave: tuple[str, ...] = ()
+    """Variants that answer together, in one list, every request of a cookie without a pin; empty: one by its share."""
+    draft: str = TEAM
+    """How they are interleaved: TEAM or PROBABILISTIC."""
     updated: datetime | None = None
     """When the record was last written, UTC; None if never."""
     assigned: datetime | None = None
@@ -118,6 +124,12 @@ class Experiment:
             raise ExperimentError(
                 f"shadows: got {_listed(self.shadows)}; expected each variant once, {MAX_VARIANTS} at most"
             )
+        _check_interleaving(self.interleave, self.draft)
+        if self.interleave and (self.apprentice or self.explore is not None):
+            what = "apprentice mode" if self.apprentice else "exploration"
+            raise ExperimentError(
+                f"interleave: got variants with {what}; expected either of them, so end the other"
+            )
 
     @property
     def running(self) -> bool:
@@ -125,9 +137,14 @@ class Experiment:
         return self.state == RUNNING
 
     @property
-    def assignment(self) -> tuple[str, Mapping[str, float], str]:
+    def together(self) -> str:
+        """What answers that interleave variants have in the place of a variant's name; empty without interleaving."""
+        return "+".join(self.interleave)
+
+    @property
+    def assignment(self) -> tuple[str, Mapping[str, float], str, tuple[str, ...], str]:
         """What says which cookie gets which variant, but for pins."""
-        return self.winner, self.shares, self.salt
+        return self.winner, self.shares, self.salt, self.interleave, self.draft
 
     def check_variants(self, variants: Sequence[str]) -> None:
         """Raise ExperimentError for a variant that is not among a model's `variants`."""
@@ -135,6 +152,7 @@ class Experiment:
             "shares": self.shares,
             "pins": self.pins.values(),
             "shadows": self.shadows,
+            "interleave": self.interleave,
             "winner": [self.winner] if self.winner else [],
         }
         for part, names in named.items():
@@ -143,6 +161,11 @@ class Experiment:
                     raise ExperimentError(
                         f"{part}: no variant {name!r} in the model; it has: {listed(variants, name)}"
                     )
+        if self.together in variants:
+            raise ExperimentError(
+                f"interleave: answers would be counted as of {self.together!r}, which is a variant of the model; "
+                "give the variants in another order"
+            )
 
     def pinned(self, pins: Mapping[str, str]) -> Experiment:
         """With these pins added, replacing existing ones of the same cookies. Raises ExperimentError."""
@@ -155,18 +178,26 @@ class Experiment:
 
     def stopped(self, winner: str) -> Experiment:
         """Stopped, with `winner` answering every request. Shares, pins and shadows stay in the record, unused."""
-        return replace(self, state=STOPPED, winner=winner)
+        return replace(self, state=STOPPED, winner=winner, interleave=(), draft=TEAM)
 
     def divided(self, shares: Mapping[str, float], salt: str | None = None) -> Experiment:
-        """Running, with these shares, and a new salt if given. Raises ExperimentError."""
+        """Running, with these shares and no interleaving, and a new salt if given. Raises ExperimentError."""
         salt = self.salt if salt is None else salt
-        return replace(self, state=RUNNING, winner="", shares=dict(shares), salt=salt)
+        divided = replace(self, state=RUNNING, winner="", shares=dict(shares), salt=salt)
+        return divided.interleaved(())
+
+    def interleaved(self, variants: Sequence[str], draft: str = TEAM) -> Experiment:
+        """Running, with these variants in one list; without any, the shares divide. Raises ExperimentError."""
+        return replace(self, state=RUNNING, winner="", interleave=tuple(variants), draft=draft)
 
     # -- as JSON, for commands and other processes
 
     def to_json(self) -> str:
         """One line; `from_json` reads it back."""
-        return json.dumps(self.plain(), ensure_ascii=False, separators=(",", ":"))
+        parts = self.plain()
+        if not self.interleave:  # a server before it cannot read these
+            del parts["interleave"], parts["draft"]
+        return json.dumps(parts, ensure_ascii=False, separators=(",", ":"))
 
     def plain(self) -> dict[str, Any]:
         """The record as plain JSON values."""
@@ -176,6 +207,7 @@ class Experiment:
             "shares": dict(self.shares),
             "pins": dict(self.pins),
             "shadows": list(self.shadows),
+            "interleave": list(self.interleave),
             "updated": self.updated and self.updated.isoformat(),
             "assigned": self.assigned and self.assigned.isoformat(),
         }
@@ -188,7 +220,8 @@ class Experiment:
             for name in ("updated", "assigned"):
                 parts[name] = datetime.fromisoformat(parts[name]) if parts[name] else None
             explore = Explore(**parts["explore"]) if parts.get("explore") else None
-            return cls(**{**parts, "shadows": tuple(parts["shadows"]), "explore": explore})
+            named = {name: tuple(parts.get(name, ())) for name in ("shadows", "interleave")}
+            return cls(**{**parts, **named, "explore": explore})
         except (KeyError, TypeError, ValueError) as error:
             raise ExperimentError(f"the experiment cannot be read: {error}") from None
 
@@ -199,6 +232,8 @@ class Experiment:
         pins = {PIN + cookie: variant for cookie, variant in self.pins.items()}
         explore = {"explore": json.dumps(asdict(self.explore))} if self.explore else {}
         extras = explore | ({"apprentice": "1"} if self.apprentice else {})
+        if self.interleave:
+            extras |= {"interleave": json.dumps(self.interleave, ensure_ascii=False), "draft": self.draft}
         return (pins | extras) | {
             "format": str(FORMAT if extras else 1),
             "state": self.state,
@@ -235,6 +270,8 @@ class Experiment:
                 if "explore" in text
                 else None,
                 apprentice=text.get("apprentice") == "1",
+                interleave=tuple(_named("interleave", json_names, text.get("interleave", "[]"))),
+                draft=text.get("draft", TEAM),
                 updated=_moment("updated", text),
                 assigned=_moment("assigned", text) if text["assigned"] else None,
             )
@@ -272,6 +309,15 @@ def _check_end(state: str, winner: str) -> None:
         raise ExperimentError(f"state: got {state!r}; expected {RUNNING!r} or {STOPPED!r}")
     if (state == STOPPED) != bool(winner):
         raise ExperimentError(f"winner: got {winner!r} while {state}; expected one if and only if stopped")
+
+
+def _check_interleaving(variants: Sequence[str], draft: str) -> None:
+    if variants and (not 2 <= len(variants) <= MAX_TEAMS or len(set(variants)) < len(variants)):
+        raise ExperimentError(
+            f"interleave: got {_listed(variants)}; expected 2 to {MAX_TEAMS} variants, each once"
+        )
+    if draft not in (TEAM, PROBABILISTIC):
+        raise ExperimentError(f"draft: got {draft!r}; expected {TEAM!r} or {PROBABILISTIC!r}")
 
 
 def _check_text(part: str, text: str, most: int) -> None:
@@ -443,6 +489,8 @@ def _differing(of: Experiment, other: Experiment) -> str:
 def _action(before: Experiment, after: Experiment) -> str:
     if before.shares != after.shares:
         return "shares"
+    if (before.interleave, before.draft) != (after.interleave, after.draft):
+        return "interleave"
     if before.pins != after.pins:
         return "unpin" if before.pins.items() >= after.pins.items() else "pin"
     return "shadow" if before.shadows != after.shadows else "settings"

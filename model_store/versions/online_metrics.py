@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,17 +70,24 @@ SUMS = tuple(each.name for each in fields(OnlineSums))
 
 @dataclass(frozen=True)
 class OnlineCell:
-    """Outcomes of one variant. buckets: int64[BUCKETS, len(SUMS)]; versions: the first and last that answered, or 0."""
+    """Outcomes of one variant. buckets: int64[BUCKETS, len(SUMS)]; versions: the first and last that answered, or 0.
+
+    credit: where variants are interleaved, of each of them int64[2, BUCKETS] in CTR_UNIT: what clicks counted for it,
+    and against it and so for the others (`draft_kernels` of the server).
+    """
 
     buckets: Int64s
     versions: tuple[int, int] = (0, 0)
+    credit: Mapping[str, Int64s] = field(default_factory=dict)
 
     def __add__(self, other: OnlineCell) -> OnlineCell:
         # 0 is unknown, and must not become the first version.
         known = [version for version in (*self.versions, *other.versions) if version]
-        return OnlineCell(
-            self.buckets + other.buckets, (min(known, default=0), max(self.versions[1], other.versions[1]))
-        )
+        credit = dict(self.credit)
+        for team, added in other.credit.items():
+            credit[team] = credit[team] + added if team in credit else added
+        versions = (min(known, default=0), max(self.versions[1], other.versions[1]))
+        return OnlineCell(self.buckets + other.buckets, versions, credit)
 
     def __getitem__(self, name: str) -> Int64s:
         """One of SUMS: int64[BUCKETS]."""
@@ -202,13 +209,14 @@ class OnlineMetrics:
                 raise refused
             self._on_junk(f"{refused}; it is left out")
             return
-        for field, value in sorted(answer.items()):
+        for name, value in sorted(answer.items()):
             try:
-                variant, versions, sums = online_cell(key, field, value, SUMS, BUCKETS)
+                variant, versions, sums, credit = online_cell(key, name, value, SUMS, BUCKETS)
             except UnreadableValue as error:
                 self._on_junk(f"{error}; it is left out")
             else:
-                yield variant, OnlineCell(np.array(sums, np.int64).T.copy(), versions)
+                of_teams = {team: np.array(both, np.int64) for team, both in credit.items()}
+                yield variant, OnlineCell(np.array(sums, np.int64).T.copy(), versions, of_teams)
 
 
 def divided(begin: int, stop: int, now: int) -> tuple[range, range]:
@@ -226,4 +234,7 @@ def _text(cell: OnlineCell) -> str:
     sums = dict(zip(SUMS, cell.buckets.T.tolist(), strict=True))
     if not any(sums["unseen"]):
         del sums["unseen"]
-    return json.dumps({"versions": list(cell.versions), **sums}, separators=(",", ":"))
+    parts = {"versions": list(cell.versions), **sums}
+    if cell.credit:
+        parts["credit"] = {team: both.tolist() for team, both in cell.credit.items()}
+    return json.dumps(parts, separators=(",", ":"))

@@ -43,31 +43,30 @@ class Shown(NamedTuple):
 class Lines:
     """Makes the lines of one version. Holds no part of the model, so that a waiting line does not keep a version alive.
 
-    heads: by variant, the members `model`, `version` and `variant`, and `derived` if values are.
+    head: the members `model` and `version`; derived: the one of that name, or nothing.
     """
 
     model: str
     form: Form
     catalogue: Catalogue
-    heads: tuple[str, ...]
+    head: str
+    derived: str
+    variants: tuple[str, ...]
 
     @classmethod
     def of(cls, served: ServedVersion) -> Lines:
-        """The lines of a version. O(variants)."""
+        """The lines of a version."""
         derivation = served.model.spec.derivation
         derived = f',"derived":"{derivation}"' if derivation else ""
-        heads = tuple(
-            f'"model":{quoted(served.name)},"version":{served.version},"variant":{quoted(variant)}{derived}'
-            for variant in served.variant_names
-        )
-        return cls(served.name, served.form, served.catalogue, heads)
+        head = f'"model":{quoted(served.name)},"version":{served.version}'
+        return cls(served.name, served.form, served.catalogue, head, derived, served.variant_names)
 
     def line(self, shown: Shown) -> bytes:
         """The line, without its end. O(features + bytes of the items). Raises NoFragments."""
         query = shown.query
         cookie = query.cookie
         user, context = self.form.request(query.features.values())
-        items = self.items(shown.ranking)
+        items = self.items(shown.ranking, query.teams.names if query.teams is not None else ())
         who = f'"cookie":{quoted(cookie)},' if cookie else ""
         # Six digits: microseconds, the precision in which the ages of the user's events were computed.
         deferred = '"event":"deferred",' if query.deferred else ""
@@ -77,15 +76,16 @@ class Lines:
             assert query.options is not None and query.options.objective is not None
             by = f',"objective":{quoted(query.options.objective.text)}'
         start = (
-            f'{{"request_id":{quoted(query.request_id)},{deferred}"ts":{shown.time_s:.6f},{who}'
-            f'{self.heads[query.variant]}{by},"user":{{{user}}},"context":{{{context}}},{_own(shown.ranking)}"items":['
+            f'{{"request_id":{quoted(query.request_id)},{deferred}"ts":{shown.time_s:.6f},{who}{self.head},"variant":'
+            f'{quoted(query.variant_of(self.variants))}{self.derived}{by},"user":{{{user}}},"context":{{{context}}},'
+            f'{_own(shown.ranking)}"items":['
         )
         return b"%b%b]}" % (start.encode(), items)
 
-    def items(self, ranking: Ranking) -> bytes:
+    def items(self, ranking: Ranking, teams: Sequence[str] = ()) -> bytes:
         """The items, commas between them. An item that was shown twice is written once, at its first position.
 
-        O(bytes of the items). Raises NoFragments, FieldValueError.
+        teams: the names of interleaved variants. O(bytes of the items). Raises NoFragments, FieldValueError.
         """
         # Indexing by an array copies: the numbers are replaced below, and the query may be kept in `recent`.
         rows = ranking.candidates.rows[ranking.order]
@@ -100,7 +100,11 @@ class Lines:
         chances = _NO_CHANCES
         if ranking.propensities is not None:
             chances = np.ascontiguousarray(ranking.propensities, np.float64)
-        return known.written(more, rows, ctrs, chances, _predictions(ranking))
+        tails = _predictions(ranking)
+        if teams:
+            placed = _placed(ranking, teams)
+            tails = [b"%b%b" % both for both in zip(tails, placed, strict=True)] if tails else placed
+        return known.written(more, rows, ctrs, chances, tails)
 
     def _inline_items(self, ranking: Ranking, rows: Array, which: list[int | str]) -> list[bytes]:
         """The texts of the items that are not wholly in the catalogue; `rows` gets their numbers, negative.
@@ -162,6 +166,14 @@ def _predictions(ranking: Ranking) -> Sequence[bytes]:
         mine = [f"{head}{ctr!r}}}" for ctr in np.nan_to_num(other.ctr).tolist()]
         found = mine if not found else [f"{before},{each}" for before, each in zip(found, mine, strict=True)]
     return [f',"models":{{{each}}}'.encode() for each in found]
+
+
+def _placed(ranking: Ranking, teams: Sequence[str]) -> list[bytes]:
+    """The members that an item has of the draft."""
+    assert ranking.teams is not None and ranking.credits is not None
+    heads = [f',"team":{quoted(name)},"credit":' for name in teams]
+    placed = zip(ranking.teams.tolist(), ranking.credits.tolist(), strict=True)
+    return [f"{heads[team]}{credit:.12g}".encode() for team, credit in placed]
 
 
 def _skip_repeated(rows: Array, which: Sequence[int | str]) -> None:

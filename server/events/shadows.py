@@ -22,7 +22,7 @@ from server.events.writer import BackgroundWriter
 from server.telemetry.meter import declare
 
 if TYPE_CHECKING:
-    from server.ranking.query import Ranking, ShadowRanking
+    from server.ranking.query import Query, Ranking, ShadowRanking
     from server.ranking.served import ServedVersion
     from server.settings import Settings
 
@@ -52,14 +52,14 @@ class ShadowRecord:
     model: str
     version: int
     variants: tuple[str, ...]
-    variant: int
+    variant: str
     ids: Sequence[str]
     score: Sequence[float]
     shadows: Sequence[ShadowRanking]
 
     @classmethod
     def of(
-        cls, request_id: str, served: ServedVersion, variant: int, ranking: Ranking, time_s: float
+        cls, request_id: str, served: ServedVersion, query: Query, ranking: Ranking, time_s: float
     ) -> ShadowRecord:
         """An answer's shadows: of each list the first LOGGED_ITEMS."""
         # Cut now, so that a record that waits does not keep all candidates in memory.
@@ -70,7 +70,7 @@ class ShadowRecord:
             model=served.name,
             version=served.version,
             variants=served.variant_names,
-            variant=variant,
+            variant=query.variant_of(served.variant_names),
             ids=ranking.ids[few],
             score=ranking.score[few],
             shadows=[
@@ -153,7 +153,7 @@ def _line(record: ShadowRecord) -> bytes:
         "request_id": record.request_id,
         "model": record.model,
         "version": record.version,
-        "variant": names[record.variant],
+        "variant": record.variant,
         "ids": list(record.ids),
         "scores": list(record.score),
         "shadows": {

@@ -20,6 +20,7 @@ from model_store.spec.spec import ModelSpec, spec_from_json
 from model_store.versions.audit import By
 from model_store.versions.experiments import Experiment
 from model_store.versions.model_versions import ModelVersions
+from server.ranking.teams import Teams
 
 _POINTS = 1 << 64
 _DIGEST_BYTES = 8
@@ -68,6 +69,11 @@ class Assignment:
         self.shadows = tuple(bit_of[name] for name in live.shadows) if live else ()
         """The bits of the variants that are scored beside the one that answers."""
         self._pins = {cookie: bit_of[name] for cookie, name in live.pins.items()} if live else {}
+        self.teams: Teams | None = None
+        """The variants that answer together each request of a cookie without a pin; None: `choose` names one."""
+        if live is not None and live.interleave:
+            bits = tuple(bit_of[name] for name in live.interleave)
+            self.teams = Teams.of(live, bits, self.shadows)
         self._beside = tuple(tuple(s for s in self.shadows if s != bit) for bit in range(len(self.variants)))
         self._borders, self._last = _borders(self.shares)
         self.salt = (experiment.salt if experiment is not None else "") or model
@@ -84,12 +90,20 @@ class Assignment:
         point.update(cookie.encode("utf-8", "surrogatepass"))
         return bisect_right(self._borders, int.from_bytes(point.digest(), "big"))
 
+    def is_pinned(self, cookie: str) -> bool:
+        """Whether one variant alone answers this cookie, whatever else the experiment says. O(1)."""
+        return cookie in self._pins
+
     def shadows_beside(self, variant: int) -> tuple[int, ...]:
         """The shadows of a request that `variant` answers, without `variant` itself. O(1)."""
         return self._beside[variant]
 
     def moves_to(self, other: Assignment) -> float:
         """The fraction of cookies that get another variant under `other`, without pins. In [0, 1]."""
+        if self.teams is not None and other.teams is not None:
+            return float(self.teams[2:5] != other.teams[2:5])
+        if self.teams is not other.teams:
+            return 1.0
         if self.salt != other.salt:
             # Points under another salt are independent of these.
             return 1.0 - sum(a * b for a, b in zip(self.shares, other.shares, strict=True))

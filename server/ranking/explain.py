@@ -33,7 +33,7 @@ def explain_response(
     """The answer as bytes. O(items · keys · length)."""
     items = []
     for item, (uncertainty, groups) in zip(
-        item_messages(ranking), explained_items(query, ranking, served), strict=True
+        item_messages(query, ranking), explained_items(query, ranking, served), strict=True
     ):
         if uncertainty is not None:
             item.uncertainty = uncertainty
@@ -42,7 +42,7 @@ def explain_response(
         request_id=query.request_id,
         model=served.name,
         version=served.version,
-        variant=served.variant_names[query.variant],
+        variant=query.variant_of(served.variant_names),
         items=items,
         degraded=[each.message() for each in (*degraded, *ranking.notes)],
         unknown_items=query.unknown_items,
@@ -68,10 +68,12 @@ def explained_items(
     for at, (row, item_id, score) in enumerate(zip(rows, ranking.ids, ranking.score, strict=True)):
         features = candidates.items[FIRST_INLINE - row][1] if row <= FIRST_INLINE else None
         tokens = of_request | item_tokens(model, served.catalogue, item_id, features)
-        uncertainty = known[at] if known is not None else None
+        uncertainty, variant = known[at] if known is not None else None, query.variant
+        if query.teams is not None and ranking.teams is not None:
+            variant = query.teams.variants[ranking.teams[at]]
         if uncertainty is None and len(model.priors):
-            uncertainty = deviation(model, tokens, query.variant)
-        yield uncertainty, explained(model, tokens, query.variant, score)
+            uncertainty = deviation(model, tokens, variant)
+        yield uncertainty, explained(model, tokens, variant, score)
 
 
 def _group(group: Group) -> Contributions:

@@ -197,7 +197,7 @@ def _add_crosses(
 @bare_inline
 def _add_item(own: Any, items: Any, row: Any, lane: Any, marks: Any, sums: Any, unsure: Any) -> Any:
     """One lane of an item: its own sum, then its halves' sums, group by group."""
-    _, codes, run_start, run_half, run_x = items
+    codes, run_start, run_half, run_x = items
     total = own
     for group in range(codes.shape[1]):
         code = np.int64(codes[row, group])
@@ -223,7 +223,7 @@ def _item_variance(
     own: Any, items: Any, unknown: Any, row: Any, lane: Any, which: Any, priors: Any, marks: Any, sums: Any, made: Any
 ) -> Any:  # fmt: skip
     """The variance that an item adds: of its own keys, then of its parts', group by group."""
-    _, codes, run_start, run_half, run_x = items
+    codes, run_start, run_half, run_x = items
     total, k, prior = own, which.size, priors[which[lane]]
     for group in range(codes.shape[1]):
         whole, code = made[lane, group], np.int64(codes[row, group])
@@ -286,8 +286,8 @@ def sum_variants(
         fresh_at,
     )
     layers, tokens = base + fresh, (values, value_start, begin, xs, text)
-    catalogue = (own, codes, run_start, run_half, run_x)
-    inline = (inline_own, inline_codes, inline_run_start, inline_run_half, inline_run_x)
+    catalogue = (codes, run_start, run_half, run_x)
+    inline = (inline_codes, inline_run_start, inline_run_half, inline_run_x)
     for lane in range(totals.shape[0]):
         totals[lane, 0] = 0.0
     made[:] = 0.0

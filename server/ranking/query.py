@@ -17,6 +17,7 @@ from server.errors import Degradation
 from server.model.columns import InlineItem, ItemIds
 from server.model.tokens import TokenTable
 from server.ranking.select.selection import Options, OwnOrder, Spent
+from server.ranking.teams import Teams
 
 Array = npt.NDArray[Any]
 TokenArrays = tuple[Array, Array, Array, Array]
@@ -84,7 +85,8 @@ class Query(NamedTuple):
     unknown_items: named ids that neither catalogue nor store has; both as the answer lists them. degraded: what was
     left out or is stale. is_forced: the request named its variant. size: bytes of the message. store_ns: how long
     completing the user's features took; completed_ns: when that ended (perf_counter_ns). time_us: since 1970, the time
-    that histories were taken at; 0 without any. others: by name, the models that the objective names.
+    that histories were taken at; 0 without any. others: by name, the models that the objective names. teams: the
+    variants that are interleaved, of which `variant` is the first; None where it answers alone.
     """
 
     features: RequestFeatures
@@ -106,6 +108,11 @@ class Query(NamedTuple):
     completed_ns: int = 0
     time_us: int = 0
     others: Mapping[str, OtherModel] = {}
+    teams: Teams | None = None
+
+    def variant_of(self, names: Sequence[str]) -> str:
+        """The name of what answers, among those of the model's variants: several in the place of one interleaved."""
+        return names[self.variant] if self.teams is None else self.teams.together
 
 
 @dataclass(slots=True)
@@ -127,9 +134,11 @@ class Ranking:
     """Places in `candidates`, best first; equal scores keep the order of the request. ctrs[i] = τ(σ(scores[i])).
 
     order int64[k]; ctrs and scores float64[k], and so are objectives, uncertainties and propensities where they are
-    asked for. notes: what the answer's `degraded` must say of them. knows_user: whether the model has a key of the
-    user's fields (`scoring_kernels.rank`). others: predictions of the items by the other models that answered. spent:
-    with a budget for exploration; own: in apprentice mode.
+    asked for. notes: what the answer's `degraded` must say of them. teams int64[k]: which of the query's teams placed
+    each item, and credits float64[k], how much a click on it counts for that team (`draft_kernels`); None unless
+    variants are interleaved. knows_user: whether the model has a key of the user's fields (`scoring_kernels.rank`).
+    others: predictions of the items by the other models that answered. spent: with a budget for exploration; own: in
+    apprentice mode.
     """
 
     candidates: Candidates
@@ -140,11 +149,13 @@ class Ranking:
     uncertainties: Array | None = None
     propensities: Array | None = None
     notes: Sequence[Degradation] = ()
+    spent: Spent | None = None
+    own: OwnOrder | None = None
+    teams: Array | None = None
+    credits: Array | None = None
     shadows: Sequence[ShadowRanking] = ()
     knows_user: bool = True
     others: Mapping[str, OtherModel] = field(default_factory=dict)
-    spent: Spent | None = None
-    own: OwnOrder | None = None
 
     @property
     def has_more(self) -> bool:

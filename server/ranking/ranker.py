@@ -25,11 +25,15 @@ from server.model.layers import Layer
 from server.model.model import Model
 from server.model.tokens import NO_VALUE, TokenTable, TokenWriter
 from server.ranking.evidence import Evidence
+from server.ranking.interleaving_kernels import rank_teams
 from server.ranking.multi_variant_kernels import sum_variants
 from server.ranking.query import Candidates, Query, Ranking, RequestFeatures, ShadowRanking, TokenArrays
 from server.ranking.scoring_kernels import FIRST_INLINE, NO_ITEM, rank
+from server.ranking.select.draft_kernels import ints_for, reals_for
+from server.ranking.select.exploration import seed
 from server.ranking.select.filters import CandidateColumns
-from server.ranking.select.selection import Options, Scored
+from server.ranking.select.selection import PLAIN, Options, Scored
+from server.ranking.teams import Teams
 
 Array = npt.NDArray[Any]
 
@@ -117,38 +121,26 @@ class Ranker:
         Raises DeadlinePassed where options are still being followed after `until_s` (monotonic).
         """
         candidates, options, shadows = query.candidates, query.options, query.shadows
+        if query.teams is not None:
+            return self._interleaved(query, query.teams, until_s)
         curve = self._curves.choose(query.variant, query.features.tokens)
         if options is None and not shadows and self._noises[0] is None:
             order, ctr, score, knows_user = self._best(query)
             if curve is not None:
                 ctr = curve.apply(ctr)
             return Ranking(candidates, order, ctr, score, knows_user=knows_user)
-        (scored, *of_shadows), knows_user = self._scored(query, curve)
+        (scored, *of_shadows), knows_user = self._scored(query, [curve], [query.variant, *shadows])
         if options is None:
             # Stable: equal scores keep the order of the request.
             order = np.argsort(-scored.latent, kind="stable")[: query.top_k]
             ranking = Ranking(candidates, order, scored.ctr(scored.latent[order]), scored.score[order])
         else:
-            of_items = candidates.rows, candidates.items, candidates.stored, candidates.computed
-            columns = CandidateColumns(self._catalogue, candidates.ids, *of_items)
+            columns, ids = self._columns(candidates), candidates.ids
             chosen = options.select(
-                scored, columns, candidates.ids, query.top_k, query.request_id, until_s, query.others
+                scored, columns, ids, query.top_k, query.request_id, until_s, query.others
             )
-            ranking = Ranking(
-                candidates,
-                chosen.order,
-                chosen.ctr,
-                chosen.score,
-                chosen.objective,
-                chosen.uncertainty,
-                chosen.propensity,
-                chosen.notes,
-                spent=chosen.spent,
-                own=chosen.own,
-            )
-        if query.others:
-            answering = {name: each for name, each in query.others.items() if each.version is not None}
-            ranking.others = {name: each.at(ranking.order) for name, each in answering.items()}
+            ranking = Ranking(candidates, *chosen)
+        _add_others(ranking, query)
         ranking.shadows = [_shadow(v, each, ranking) for v, each in zip(shadows, of_shadows, strict=True)]
         ranking.knows_user = knows_user
         return ranking
@@ -156,8 +148,69 @@ class Ranker:
     def predict(self, query: Query) -> tuple[Array, Array]:
         """Click rate and score of each candidate in order, float64 each, bit for bit as `rank` has them."""
         curve = self._curves.choose(query.variant, query.features.tokens)
-        (scored, *_), _ = self._scored(query, curve)
+        (scored,), _ = self._scored(query, [curve], [query.variant])
         return scored.ctr(scored.latent), scored.score
+
+    def _interleaved(self, query: Query, teams: Teams, until_s: float) -> Ranking:
+        """One list of the orders of several variants."""
+        candidates, tokens = query.candidates, query.features.tokens
+        curves = [self._curves.choose(variant, tokens) for variant in teams.variants]
+        if query.options is None and not query.shadows and self._noises[0] is None:
+            ranking = self._best_of_teams(query, teams)
+            if any(curve is not None for curve in curves):
+                for number, curve in enumerate(curves):
+                    mine = ranking.teams == number
+                    if curve is not None:
+                        ranking.ctrs[mine] = curve.apply(ranking.ctrs[mine])
+            return ranking
+        which = [*teams.variants, *query.shadows]
+        if query.options is not None and query.options.needs_uncertainty:
+            # Of each: one walk has the first's alone.
+            each = [self._scored(query, curves[n : n + 1], [variant]) for n, variant in enumerate(which)]
+            scored, knows_user = [scored for (scored,), _ in each], each[0][1]
+        else:
+            scored, knows_user = self._scored(query, curves, which)
+        several, columns = scored[: len(curves)], self._columns(candidates)
+        chosen, team, credit = (query.options or PLAIN).interleave(
+            several, teams.is_team_draft, columns, query.top_k, query.request_id, until_s, query.others
+        )
+        ranking = Ranking(candidates, *chosen, teams=team, credits=credit, knows_user=knows_user)
+        _add_others(ranking, query)
+        of_shadows = zip(query.shadows, scored[len(curves) :], strict=True)
+        ranking.shadows = [_shadow(v, each, ranking) for v, each in of_shadows]
+        return ranking
+
+    def _best_of_teams(self, query: Query, teams: Teams) -> Ranking:
+        """The same for the plain order, in one kernel; the ctr is that before calibration."""
+        candidates = query.candidates
+        rows, tokens = candidates.rows, candidates.item_tokens
+        inline = None if tokens is None else ItemTable.of(self._model, tokens, self._variants)
+        space = self._scratch(len(rows), 1 if inline is None else inline.longest_run)
+        k, count = len(teams.variants), len(rows)
+        top = count if query.top_k is None else min(query.top_k, count)
+        # Arrays of their own and not scratch, as in `_best`.
+        order, team = np.empty((2, top), np.int64)
+        reals = np.empty((4, top))
+        knows_user = rank_teams(
+            *self._several.arguments(inline), self._tokens.values, *query.features.tokens,
+            rows, teams.which, top, teams.is_team_draft, seed(query.request_id),
+            *space[:5], *_draft_scratch(len(space[2]), k, count, top, teams.is_team_draft), order, team, reals,
+        )  # fmt: skip
+        ctr, score, propensity, credit = reals
+        return Ranking(
+            candidates,
+            order,
+            ctr,
+            score,
+            propensities=propensity,
+            teams=team,
+            credits=credit,
+            knows_user=knows_user != 0,
+        )
+
+    def _columns(self, candidates: Candidates) -> CandidateColumns:
+        of_items = candidates.rows, candidates.items, candidates.stored, candidates.computed
+        return CandidateColumns(self._catalogue, candidates.ids, *of_items)
 
     def names_user(self, query: Query) -> bool:
         """Whether a query says who its user is: by a cookie, or by a value of one of the user's fields.
@@ -186,10 +239,12 @@ class Ranker:
         )  # fmt: skip
         return order, ctr, score, knows_user != 0
 
-    def _scored(self, query: Query, curve: Curve | None) -> tuple[list[Scored], bool]:
-        """The scores of every candidate by the variant that answers, with their curve, and by each shadow.
+    def _scored(
+        self, query: Query, curves: Sequence[Curve | None], which: Sequence[int]
+    ) -> tuple[list[Scored], bool]:
+        """The scores of every candidate by the variants `which`; those that answer, which have curves, are the first.
 
-        And whether the variant that answers knows the user.
+        And whether the first knows the user. Uncertainties are those of the first alone, but for the probit link.
         """
         rows, tokens = query.candidates.rows, query.candidates.item_tokens
         inline = None if tokens is None else ItemTable.of(self._model, tokens, self._variants)
@@ -199,13 +254,12 @@ class Ranker:
         evidence = None
         if query.options is not None and query.options.needs_evidence:
             evidence = self._evidence.of(query.candidates, query.variant)
-        which = [query.variant, *query.shadows]
         scores, unsure_of, knows_user = self._several.sums(request, rows, inline, which, unsure, space)
         scored = [
             Scored(
                 scores[n],
                 unsure_of[n] if n < len(unsure_of) else None,
-                curve if n == 0 else None,
+                curves[n] if n < len(curves) else None,
                 self._noises[v],
                 evidence if n == 0 else None,
             )
@@ -240,6 +294,13 @@ class Ranker:
         return scratch(self._halves, wanted, self._groups, candidates)
 
 
+def _add_others(ranking: Ranking, query: Query) -> None:
+    """Add what the other models that answered predict of the items."""
+    if query.others:
+        answering = {name: each for name, each in query.others.items() if each.version is not None}
+        ranking.others = {name: each.at(ranking.order) for name, each in answering.items()}
+
+
 def _shadow(variant: int, scored: Scored, answer: Ranking) -> ShadowRanking:
     order, scores = np.argsort(-scored.latent, kind="stable")[: len(answer.order)], scored.score
     ids = answer.candidates.ids_at(order)
@@ -254,6 +315,11 @@ class _SeveralVariants:
         terms = model.terms.request, model.terms.mixed
         self._head = (*_arrays(model.base), *_arrays(model.fresh), *terms, *_known(items))
         self._nothing, self._priors = nothing, model.priors
+        self._without_inline = *self._head, *_known(nothing)
+
+    def arguments(self, inline: ItemTable | None) -> tuple[Array, ...]:
+        """The first arguments of the kernels: the model, the items, and those of the request."""
+        return self._without_inline if inline is None else (*self._head, *_known(inline))
 
     def sums(
         self,
@@ -295,6 +361,7 @@ def _arrays(layer: Layer) -> tuple[Array, ...]:
 
 
 _local = threading.local()
+_NO_CAPS = np.empty(0, np.int64)
 
 
 def scratch(halves: int, wanted: int, groups: int, candidates: int) -> tuple[Array, ...]:
@@ -324,6 +391,26 @@ def scratch(halves: int, wanted: int, groups: int, candidates: int) -> tuple[Arr
             np.empty(candidates, np.float64),
         )
     return have
+
+
+def _draft_scratch(halves: int, teams: int, candidates: int, top: int, by_turns: bool) -> tuple[Array, ...]:
+    """The scratch space of `rank_teams` besides `scratch`; this thread's last one, since requests are alike."""
+    key = halves, teams, candidates, top, by_turns
+    have: tuple[object, tuple[Array, ...]] | None = getattr(_local, "draft", None)
+    if have is None or have[0] != key:
+        have = _local.draft = (
+            key,
+            (
+                np.empty(halves),
+                np.empty((teams, candidates)),
+                np.empty((teams, top if by_turns else candidates), np.int64),
+                _NO_CAPS,
+                np.empty(ints_for(teams, candidates, top), np.int64),
+                np.empty(reals_for(teams, top)),
+                np.empty(1, np.uint64),
+            ),
+        )
+    return have[1]
 
 
 class RequestCurves:

@@ -236,18 +236,48 @@ def write_items(message: Any, spans: Any, order: Any, ctr: Any, score: Any, out:
     """
     used = 0
     for place in range(order.size):
-        begin, end = np.int64(spans[order[place], 0]), np.int64(spans[order[place], 1])
-        length = end - begin
-        out[used] = _RESPONSE_ITEMS
-        used = _write_varint(out, used + 1, 1 + _varint_bytes(length) + length + 18)
-        out[used] = _FIRST
-        used = _write_varint(out, used + 1, length)
-        for i in range(begin, end):
-            out[used] = message[i]
-            used += 1
-        used = _write_double(out, used, 2 << 3 | _FIXED64, ctr, place)
-        used = _write_double(out, used, 3 << 3 | _FIXED64, score, place)
+        used = _write_item(message, spans, order, ctr, score, place, 0, out, used)
     return used
+
+
+@bare_kernel
+def write_team_items(
+    message: Any, spans: Any, order: Any, ctr: Any, score: Any,
+    propensity: Any, credit: Any, team: Any, names: Any, name_start: Any, out: Any,
+) -> Any:  # fmt: skip
+    """`write_items` with propensity and credit, f64[order], and the name of each item's team, int64[order].
+
+    names uint8: the bytes of the field `team` of each, tag and length before the text; name_start int64[teams + 1]. out
+    has room for 18 bytes and a name more for each item.
+    """
+    used = 0
+    for place in range(order.size):
+        begin, end = name_start[team[place]], name_start[team[place] + 1]
+        used = _write_item(message, spans, order, ctr, score, place, 18 + end - begin, out, used)
+        used = _write_double(out, used, 6 << 3 | _FIXED64, propensity, place)
+        for i in range(begin, end):
+            out[used] = names[i]
+            used += 1
+        used = _write_double(out, used, 9 << 3 | _FIXED64, credit, place)
+    return used
+
+
+@bare_inline
+def _write_item(
+    message: Any, spans: Any, order: Any, ctr: Any, score: Any, place: Any, more: Any, out: Any, used: Any
+) -> Any:
+    """Write one item's id, ctr and score, with a length that counts `more` bytes, which the caller adds."""
+    begin, end = np.int64(spans[order[place], 0]), np.int64(spans[order[place], 1])
+    length = end - begin
+    out[used] = _RESPONSE_ITEMS
+    used = _write_varint(out, used + 1, 1 + _varint_bytes(length) + length + 18 + more)
+    out[used] = _FIRST
+    used = _write_varint(out, used + 1, length)
+    for i in range(begin, end):
+        out[used] = message[i]
+        used += 1
+    used = _write_double(out, used, 2 << 3 | _FIXED64, ctr, place)
+    return _write_double(out, used, 3 << 3 | _FIXED64, score, place)
 
 
 @bare_inline

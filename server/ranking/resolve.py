@@ -193,8 +193,6 @@ class Resolver:
         # A model that is asked beside another orders nothing: its variant is by its own experiment alone.
         extras = message.extras if call.named is None else None
         forced = None if extras is None else variant_named(extras.variant, served.variant_of)
-        # Without a cookie each request is drawn for itself, by its id.
-        variant = assignment.choose(cookie or call.request_id) if forced is None else forced
         options = None
         if (assignment.has_options or extras is not None) and call.named is None:
             explore, apprentice = assignment.explore, assignment.apprentice
@@ -202,6 +200,16 @@ class Resolver:
             if apprentice and extras is not None and extras.candidate_set:
                 note = "a set has no order of its own: answered in the model's, in spite of apprentice mode"
                 call.degraded.append(Degradation.limited(SET_PART, note))
+        teams = assignment.teams if forced is None and call.named is None else None
+        if teams is not None:
+            # Exploration is a second source of chance: no estimate could tell its propensities from the draft's.
+            explores = options is not None and options.exploration is not None
+            teams = None if explores or assignment.is_pinned(cookie) else teams
+        if teams is not None:
+            variant = teams.variants[0]
+        else:
+            # Without a cookie each request is drawn for itself, by its id.
+            variant = assignment.choose(cookie or call.request_id) if forced is None else forced
         try:
             features = self._features(call, cookie, plain, own)
             candidates = _located(served, named, inline)
@@ -233,7 +241,7 @@ class Resolver:
         shadows: tuple[int, ...] = ()
         wants = self._wants_shadows if call.named is None else None
         if assignment.shadows and wants is not None and wants(call.request_id):
-            shadows = assignment.shadows_beside(variant)
+            shadows = assignment.shadows_beside(variant) if teams is None else teams.shadows
         return Query(
             features,
             candidates,
@@ -254,6 +262,7 @@ class Resolver:
             call.completed_ns,
             call.time_us,
             others,
+            teams,
         )
 
     def _asked(

@@ -5,11 +5,16 @@ Arrays travel in groups, each a tuple:
     trie     nodes, first_byte, labels                                         see `model_store/trie/trie_kernels.py`
     slots    weight f32[n] of one variant, its plane of variants u8[n], half i32[n]   see `server/model/values.py`
     tokens   values i32[rows, fields], value_start, begin, x, text              see `server/model/items.py`
-    items    own f64[rows], codes i32[rows, groups], run_start, run_half, run_x see `server/model/items.py`
+    items    codes i32[rows, groups], run_start, run_half, run_x                see `server/model/items.py`
+    lane     slots, fresh slots, own f64[rows] of the items, own of inline items, variant, sums f64[halves]
 
 A model has two layers (docs/formats/served_model.md): `trie` and `slots` are the base; fresh_trie and fresh_slots (with
 `at` i32[n] as a fourth) hold the keys that were added since. A key is in one of them, and both are looked up term by
 term, so that sums are added up in the same order, to the same bits, however the keys are divided.
+
+A variant's scores are a lane. Two lanes that are scored together share the walks down the trie, and each range of keys
+is added up lane by lane, where its loop has no branch. Alone, a lane is given twice and `both` is False, a constant:
+the compiler leaves the second out. (A loop over a tuple of lanes takes as long as scoring them one after the other.)
 
 `terms` is int64[terms, TERM_COLUMNS], a row a term; `server/model/items_kernels.py` names its columns and makes keys
 of it.
@@ -41,6 +46,7 @@ from server.model.items_kernels import (
 )
 
 NO_ITEM = UNKNOWN  # in rows: nothing is known of this candidate
+_OWN, _INLINE_OWN, _VARIANT, _SUMS = 2, 3, 4, 5  # places in a lane
 FIRST_INLINE = NO_ITEM - 1  # in rows: FIRST_INLINE - r stands for row r of the inline items
 
 # A range with at most so many keys for each half wanted is read whole; in a longer one each half is searched. Reading a
@@ -54,17 +60,9 @@ def _counts(slots: Any, slot: Any, variant: Any) -> Any:
 
 
 @bare_inline
-def _own_sum(
-    trie: Any,
-    slots: Any,
-    fresh_trie: Any,
-    fresh_slots: Any,
-    terms: Any,
-    tokens: Any,
-    variant: Any,
-    choice: Any,
-) -> Any:
+def _own_sum(trie: Any, lane: Any, fresh_trie: Any, terms: Any, tokens: Any, choice: Any) -> Any:
     """Σ w·x over the keys that the request makes alone, in the order of `terms`; 1 if one of them is the user's."""
+    slots, fresh_slots, _, _, variant, _ = lane
     total, of_user = 0.0, np.int64(0)
     values, value_start = tokens[0], tokens[1]
     for term in range(terms.shape[0]):
@@ -100,7 +98,7 @@ def _mark(half: Any, marks: Any, wanted: Any, count: Any) -> Any:
 @bare_inline
 def _mark_row(items: Any, row: Any, group: Any, marks: Any, wanted: Any, count: Any) -> Any:
     """Mark the halves of this group that an item has."""
-    _, codes, run_start, run_half, _ = items
+    codes, run_start, run_half, _ = items
     code = np.int64(codes[row, group])
     if code >= 0:
         return _mark(code, marks, wanted, count)
@@ -135,30 +133,34 @@ def _distinct(catalogue: Any, inline: Any, rows: Any, group: Any, marks: Any, wa
 
 
 @bare_inline
-def _clear_row(items: Any, row: Any, group: Any, sums: Any) -> Any:
-    _, codes, run_start, run_half, _ = items
+def _clear_row(items: Any, row: Any, group: Any, lanes: Any, both: Any) -> Any:
+    codes, run_start, run_half, _ = items
     code = np.int64(codes[row, group])
     if code >= 0:
-        sums[code] = 0.0
+        lanes[0][_SUMS][code] = 0.0
+        if both:
+            lanes[1][_SUMS][code] = 0.0
         return 1
     if code > FIRST_RUN:
         return 0
     run = FIRST_RUN - code
     for pair in range(run_start[run], run_start[run + 1]):
-        sums[run_half[pair]] = 0.0
+        lanes[0][_SUMS][run_half[pair]] = 0.0
+        if both:
+            lanes[1][_SUMS][run_half[pair]] = 0.0
     return run_start[run + 1] - run_start[run]
 
 
 @bare_inline
-def _clear_group(catalogue: Any, inline: Any, rows: Any, group: Any, sums: Any) -> Any:
+def _clear_group(catalogue: Any, inline: Any, rows: Any, group: Any, lanes: Any, both: Any) -> Any:
     """Set the sums of this group's halves that any candidate has to 0; return how many the candidates have."""
     count = 0
     for candidate in range(rows.size):
         row = np.int64(rows[candidate])
         if row >= 0:
-            count += _clear_row(catalogue, row, group, sums)
+            count += _clear_row(catalogue, row, group, lanes, both)
         elif row <= FIRST_INLINE:
-            count += _clear_row(inline, FIRST_INLINE - row, group, sums)
+            count += _clear_row(inline, FIRST_INLINE - row, group, lanes, both)
     return count
 
 
@@ -238,49 +240,78 @@ def _add_wanted_fresh(
 
 
 @bare_inline
+def _uses(lane: Any, mask: Any) -> Any:
+    """Whether the variant of a lane uses a term."""
+    return (mask >> lane[_VARIANT]) & 1 != 0
+
+
+@bare_inline
+def _add_range(
+    lane: Any, mask: Any, begin: Any, stop: Any, longest: Any, x: Any, wanted: Any, distinct: Any
+) -> None:
+    slots, _, _, _, variant, sums = lane
+    if _uses(lane, mask):
+        if stop - begin <= longest:
+            _add_all(slots, begin, stop, x, variant, sums)
+        else:
+            _add_wanted(slots, begin, stop, x, variant, wanted, distinct, sums)
+
+
+@bare_inline
+def _add_fresh_range(
+    lane: Any, mask: Any, begin: Any, stop: Any, longest: Any, x: Any, wanted: Any, distinct: Any
+) -> None:
+    _, slots, _, _, variant, sums = lane
+    if _uses(lane, mask):
+        if stop - begin <= longest:
+            _add_all_fresh(slots, begin, stop, x, variant, sums)
+        else:
+            _add_wanted_fresh(slots, begin, stop, x, variant, wanted, distinct, sums)
+
+
+@bare_inline
 def _add_crosses(
-    trie: Any, slots: Any, fresh_trie: Any, fresh_slots: Any, terms: Any, tokens: Any, variant: Any,
-    catalogue: Any, inline: Any, rows: Any, counts: Any, choice: Any, scratch: Any, of_user: Any,
+    trie: Any, fresh_trie: Any, lanes: Any, both: Any, terms: Any, tokens: Any,
+    catalogue: Any, inline: Any, rows: Any, counts: Any, choice: Any, marks: Any, wanted: Any, of_user: Any,
 ) -> Any:  # fmt: skip
     """For every mixed cross: walk the request's half once, then add what lies under it; nothing there, nothing done.
 
-    Returns 1 if `of_user` is, or if there are keys under a half with a field of the user.
+    Returns 1 if `of_user` is, or if the first lane's variant has a cross of a half with a field of the user that has
+    keys.
     """
-    marks, wanted, sums = scratch
     values, value_start = tokens[0], tokens[1]
     listed, distinct = np.int64(-1), np.int64(0)  # the group whose halves `wanted` has, and their number
     for term in range(terms.shape[0]):
-        group = terms[term, GROUP]
-        if (terms[term, MASK] >> variant) & 1 == 0:
+        group, mask = terms[term, GROUP], terms[term, MASK]
+        if not (_uses(lanes[0], mask) or (both and _uses(lanes[1], mask))):
             continue
-        if counts[group] == 0 and terms[term, OF_USER] <= of_user:  # nothing to add, and nothing to find out
+        of_first = terms[term, OF_USER] * np.int64(_uses(lanes[0], mask))
+        if counts[group] == 0 and of_first <= of_user:  # nothing to add, and nothing to find out
             continue
         longest = SCAN_PER_FIND * counts[group]
         going = first_choice(terms, term, values, 0, value_start, choice)
         while going:
             node, _, stop, x = walk_choice(trie, terms, term, BASE, tokens, choice, True)
             if node >= 0:
-                of_user |= terms[term, OF_USER]
+                of_user |= of_first
                 begin = np.int64(trie[0][node, SLOT])
-                if stop - begin <= longest:
-                    _add_all(slots, begin, stop, x, variant, sums)
-                else:
-                    if listed != group:
-                        distinct = _distinct(catalogue, inline, rows, group, marks, wanted)
-                        listed = group
-                    _add_wanted(slots, begin, stop, x, variant, wanted, distinct, sums)
+                if stop - begin > longest and listed != group:
+                    distinct = _distinct(catalogue, inline, rows, group, marks, wanted)
+                    listed = group
+                _add_range(lanes[0], mask, begin, stop, longest, x, wanted, distinct)
+                if both:
+                    _add_range(lanes[1], mask, begin, stop, longest, x, wanted, distinct)
             if terms[term, FRESH] >= 0:
                 node, _, stop, x = walk_choice(fresh_trie, terms, term, FRESH, tokens, choice, True)
                 if node >= 0:
-                    of_user |= terms[term, OF_USER]
+                    of_user |= of_first
                     begin = np.int64(fresh_trie[0][node, SLOT])
-                    if stop - begin <= longest:
-                        _add_all_fresh(fresh_slots, begin, stop, x, variant, sums)
-                    else:
-                        if listed != group:
-                            distinct = _distinct(catalogue, inline, rows, group, marks, wanted)
-                            listed = group
-                        _add_wanted_fresh(fresh_slots, begin, stop, x, variant, wanted, distinct, sums)
+                    if stop - begin > longest and listed != group:
+                        distinct = _distinct(catalogue, inline, rows, group, marks, wanted)
+                        listed = group
+                    _add_fresh_range(lanes[0], mask, begin, stop, longest, x, wanted, distinct)
+                    if both:
+                        _add_fresh_range(lanes[1], mask, begin, stop, longest, x, wanted, distinct)
             going = next_choice(terms, term, values, 0, value_start, choice)
     return of_user
 
@@ -295,9 +326,9 @@ def prefetch_items(rows: Any, own: Any, codes: Any) -> None:
 
 
 @bare_inline
-def _item_score(items: Any, row: Any, sums: Any) -> Any:
+def _item_score(own: Any, items: Any, row: Any, sums: Any) -> Any:
     """The item's own sum, then its halves' sums, group by group."""
-    own, codes, run_start, run_half, run_x = items
+    codes, run_start, run_half, run_x = items
     total = own[row]
     for group in range(codes.shape[1]):
         code = np.int64(codes[row, group])
@@ -310,6 +341,42 @@ def _item_score(items: Any, row: Any, sums: Any) -> Any:
                 if found != 0.0:  # else an infinite x would make it a NaN
                     total += found * run_x[pair]
     return total
+
+
+@bare_inline
+def score_candidates(
+    trie: Any, fresh_trie: Any, lanes: Any, both: Any, request_terms: Any, mixed_terms: Any, tokens: Any,
+    catalogue: Any, inline: Any, rows: Any, counts: Any, choice: Any, marks: Any, wanted: Any, scores: Any,
+) -> Any:  # fmt: skip
+    """Write the score of each candidate, an array a lane; returns what `rank` does, of the first lane."""
+    prefetch_items(rows, lanes[0][_OWN], catalogue[0])
+    of_request, of_user = _own_sum(trie, lanes[0], fresh_trie, request_terms, tokens, choice)
+    of_other = 0.0
+    if both:
+        prefetch_items(rows, lanes[1][_OWN], catalogue[0])
+        of_other, _ = _own_sum(trie, lanes[1], fresh_trie, request_terms, tokens, choice)
+    for group in range(catalogue[0].shape[1]):
+        counts[group] = _clear_group(catalogue, inline, rows, group, lanes, both)
+    of_user = _add_crosses(
+        trie, fresh_trie, lanes, both, mixed_terms, tokens, catalogue, inline, rows,
+        counts, choice, marks, wanted, of_user,
+    )  # fmt: skip
+    _score_items(lanes[0], of_request, catalogue, inline, rows, scores[0])
+    if both:
+        _score_items(lanes[1], of_other, catalogue, inline, rows, scores[1])
+    return of_user
+
+
+@bare_inline
+def _score_items(lane: Any, of_request: Any, catalogue: Any, inline: Any, rows: Any, scores: Any) -> None:
+    for candidate in range(rows.size):
+        row = np.int64(rows[candidate])
+        item = 0.0
+        if row >= 0:
+            item = _item_score(lane[_OWN], catalogue, row, lane[_SUMS])
+        elif row <= FIRST_INLINE:
+            item = _item_score(lane[_INLINE_OWN], inline, FIRST_INLINE - row, lane[_SUMS])
+        scores[candidate] = of_request + item
 
 
 @bare_kernel
@@ -338,26 +405,13 @@ def rank(
     """
     trie, fresh_trie = (nodes, first_byte, labels), (fresh_nodes, fresh_first_byte, fresh_labels)
     slots, fresh_slots = (weight, variants, half), (fresh_weight, fresh_variants, fresh_half, fresh_at)
-    tokens = (values, value_start, begin, xs, text)
-    catalogue = (own, codes, run_start, run_half, run_x)
-    inline = (inline_own, inline_codes, inline_run_start, inline_run_half, inline_run_x)
-    scratch = (marks, wanted, sums)
-    prefetch_items(rows, own, codes)
-    layers = (trie, slots, fresh_trie, fresh_slots)
-    request_sum, of_user = _own_sum(*layers, request_terms, tokens, variant, choice)
-    for group in range(codes.shape[1]):
-        counts[group] = _clear_group(catalogue, inline, rows, group, sums)
-    of_user = _add_crosses(
-        *layers, mixed_terms, tokens, variant, catalogue, inline, rows, counts, choice, scratch, of_user
-    )
-    for candidate in range(rows.size):
-        row = np.int64(rows[candidate])
-        item = 0.0
-        if row >= 0:
-            item = _item_score(catalogue, row, sums)
-        elif row <= FIRST_INLINE:
-            item = _item_score(inline, FIRST_INLINE - row, sums)
-        scores[candidate] = request_sum + item
+    lane = (slots, fresh_slots, own, inline_own, np.int64(variant), sums)
+    of_user = score_candidates(
+        trie, fresh_trie, (lane, lane), False, request_terms, mixed_terms,
+        (values, value_start, begin, xs, text), (codes, run_start, run_half, run_x),
+        (inline_codes, inline_run_start, inline_run_half, inline_run_x), rows,
+        counts, choice, marks, wanted, (scores, scores),
+    )  # fmt: skip
     best(scores, rows.size, order, top)
     for place in range(top):
         chosen = scores[order[place]]
@@ -395,10 +449,13 @@ def best(scores: Any, count: Any, order: Any, size: Any) -> None:
         order[candidate] = candidate
     for at in range(size // 2 - 1, -1, -1):
         _sift(scores, order, size, at)
-    for candidate in range(size, count):
-        if size > 0 and _worse(scores, order[0], candidate):
-            order[0] = candidate
-            _sift(scores, order, size, 0)
+    if size > 0:
+        least = scores[order[0]]
+        for candidate in range(size, count):
+            if scores[candidate] > least:  # of equals, the earlier one is the better
+                order[0] = candidate
+                _sift(scores, order, size, 0)
+                least = scores[order[0]]
     for last in range(size - 1, 0, -1):
         order[0], order[last] = order[last], order[0]
         _sift(scores, order, last, 0)

@@ -18,16 +18,19 @@ from model_store.errors import FieldValueError
 from model_store.features.features import FeaturePlan
 from model_store.jit import kernels_are_cached, mark_kernels_cached
 from model_store.spec.spec import parse_spec
+from model_store.versions.experiments import Experiment
 from server.model.columns import Catalogue, ItemIds, StoredItem, id_tokens
 from server.model.event_form import Form
 from server.model.live_model import LiveModel
-from server.ranking.answer import ranked_items
+from server.ranking.answer import ranked_items, team_items
 from server.ranking.features import PlainReader, StoredUser, UserFields
-from server.ranking.query import Query
+from server.ranking.query import Candidates, Query, Ranking
+from server.ranking.ranker import Ranker
 from server.ranking.request import Received, read_options
 from server.ranking.scoring_kernels import FIRST_INLINE
 from server.ranking.select.exploration import integrated
 from server.ranking.served import ServedVersion
+from server.ranking.teams import Teams
 
 WARM_CANDIDATES = 64
 WARM_S = 1.0
@@ -63,7 +66,8 @@ def warm(served: ServedVersion, recent: MutableSequence[Query]) -> ServedVersion
 
 def _bound(query: Query, served: ServedVersion) -> Query:
     """A query of an earlier version, bound to this one. Raises FieldValueError, and IndexError for another variant."""
-    if max(query.variant, *query.shadows, 0) >= len(served.variant_names):
+    beside = query.teams.variants if query.teams is not None else ()
+    if max(query.variant, *query.shadows, *beside, 0) >= len(served.variant_names):
         raise IndexError(query.variant)
     candidates, named, inline = query.candidates, query.candidates.ids, []
     if candidates.items:
@@ -105,6 +109,7 @@ brand = { side = "item" }
 # Python's own, which the command line raises while it imports and compiles.
 _COLLECTED_AFTER = (700, 10, 10)
 _ADPREDICTOR = '[learner]\nalgorithm = "adpredictor"\n'
+_TEAMS = Teams.of(Experiment(interleave=("a", "b")), (0, 0), ())
 _KEYS = (b"bias", b"brand=nike", b"hour*brand=7*nike", b"hour=7")
 _FRESH = (b"hour*brand=8*nova",)
 
@@ -136,6 +141,15 @@ def run_variant_kernels() -> None:
     """Call the kernels of several variants, the largest, in a process that compiles beside `run_kernels`."""
     ranker = ServedVersion.bind(_live_model(_artefact("", _KEYS)).parts).ranker
     ranker.rank(ranker.query({"hour": "7"}, ["shoe"], shadows=(0,)))
+    _interleave(ranker)
+
+
+def _interleave(ranker: Ranker) -> None:
+    """Rank with interleaved variants, in the plain order and with options."""
+    caps = RankRequest(caps=[{"field": "brand", "at_most": 1}])
+    for options in (None, read_options(Received.of(caps).extras, "")):
+        query = ranker.query({"hour": "7"}, ["shoe", "unknown"], top_k=1, options=options)
+        ranker.rank(query._replace(teams=_TEAMS))
 
 
 def run_request_kernels() -> None:
@@ -159,6 +173,7 @@ def _rank(served: ServedVersion) -> None:
     ranking = ranker.rank(ranker.query({"hour": "7"}, ["shoe", "unknown"], [("boot", {"brand": "nike"})]))
     _write_line(served, ranking.candidates.rows[ranking.order], ranking.ctrs)
     ranker.rank(ranker.query({"hour": "7"}, ["shoe"], shadows=(0,)))
+    _interleave(ranker)
     thompson = {"thompson": {"width": 1.0}}
     caps = [{"field": "brand", "at_most": 1}]
     for request in (
@@ -186,7 +201,12 @@ def _read_and_write(plan: FeaturePlan) -> None:
     received = Received(request.SerializeToString())
     plain, ids = PlainReader(plan).read(received), received.item_ids
     assert plain is not None and isinstance(ids, ItemIds)
-    ranked_items(ids, np.zeros(1, np.int64), np.zeros(1), np.zeros(1))
+    zero, zeros = np.zeros(1, np.int64), np.zeros(1)
+    ranked_items(ids, zero, zeros, zeros)
+    candidates = Candidates(ids, np.zeros(1, np.int32))
+    team_items(
+        ids, Ranking(candidates, zero, zeros, zeros, propensities=zeros, teams=zero, credits=zeros), _TEAMS
+    )
     wanted = UserFields.of(plan, None)
     StoredUser("warm-up", ["8"] * len(wanted.hash_fields.names), 0.0).tokens(wanted).under(plain)
 

@@ -199,7 +199,7 @@ class RankingService:
             self._impressions.offer(served, query, ranking)
         if ranking.shadows and self._shadow_log is not None and not query.no_log:
             now_s = self._clock.time()
-            self._shadow_log.offer(ShadowRecord.of(request_id, served, query.variant, ranking, now_s))
+            self._shadow_log.offer(ShadowRecord.of(request_id, served, query, ranking, now_s))
         if ranking.spent is not None:
             self._meter.count(EXPLORED, served.name, "yes" if ranking.spent.explored else "no")
             self._meter.count(EXPECTED, served.name, "greedy", by=ranking.spent.greedy)
@@ -210,7 +210,7 @@ class RankingService:
         self._meter.answered(
             served.name,
             served.version,
-            served.variant_names[query.variant],
+            query.variant_of(served.variant_names),
             len(query.candidates.ids),
             began_ns,
             query.store_ns,

@@ -123,4 +123,5 @@ def _facts(asked: Experiment) -> dict[str, object]:
         "shares": dict(asked.shares) or "of the spec",
         "pins": len(asked.pins),
         "shadows": list(asked.shadows),
+        **({"interleave": list(asked.interleave), "draft": asked.draft} if asked.interleave else {}),
     }

@@ -38,6 +38,7 @@ ITEMS, FEATURES, CONTEXT, USER = "items", "features", "context", "user"
 VERSION, VARIANT, MODEL = "@version", "@variant", "@model"
 CTR, PROPENSITY, POSITION, UNKNOWN = "@ctr", "@propensity", "@position", "@unknown"
 BUCKET = "@bucket"
+TEAM, CREDIT = "@team", "@credit"
 MARK = "@mark"
 """The column of joined rows that says where each row's impression was read; only if the merger is told to add it."""
 RESERVED: dict[str, tuple[Path, str]] = {
@@ -59,8 +60,13 @@ READ = RESERVED | {
     FIRST: (("apprentice", "first"), "whole"),
     OVERLAP: (("apprentice", "overlap"), "whole"),
     OWN_CLICKS: (("apprentice", "clicks"), "number"),
+    TEAM: ((ITEMS, "team"), "text"),
+    CREDIT: ((ITEMS, "credit"), "number"),
 }
-"""RESERVED, and the columns of apprentice mode, which are left out where no impression of a block has a value."""
+"""RESERVED, and the columns of apprentice mode and of interleaved variants, which are left out where no impression of a
+block has a value."""
+RARE = (TEAM, CREDIT)
+"""Names that items of another log may have: a value of another type is none."""
 OWN_VERSION, OWN_VARIANT, OWN_CTR = "@own.version", "@own.variant", "@own.ctr"
 """Of a model that learns clicked rows: what it predicted itself where another model's objective used it."""
 

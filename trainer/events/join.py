@@ -158,6 +158,7 @@ CLOSING = np.dtype(
         ("positives", np.int32),
         ("clicks", np.int32),
         ("conversions", np.int32),
+        ("clicked", np.uint64),
     ],
     align=True,
 )
@@ -399,8 +400,9 @@ class Closed:
     """Requests whose window closed, in that order, one element each.
 
     segment: int32, row: int64, rows: int32: where their rows are; positives, clicks, conversions: int32, the rows that
-    had some in time; time_us: int64, the impression's time. exposed: bool, one for each row of these requests: whether
-    it was seen; empty if all rows count as shown.
+    had some in time; time_us: int64, the impression's time. clicked: uint64, bit i: the i-th row had a click in time,
+    of the first MARKED. exposed: bool, one for each row of these requests: whether it was seen; empty if all rows count
+    as shown.
     """
 
     segment: npt.NDArray[np.int32]
@@ -410,6 +412,7 @@ class Closed:
     clicks: npt.NDArray[np.int32]
     conversions: npt.NDArray[np.int32]
     time_us: npt.NDArray[np.int64]
+    clicked: npt.NDArray[np.uint64]
     exposed: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
 
     def __len__(self) -> int:

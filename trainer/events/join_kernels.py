@@ -36,6 +36,8 @@ INACTIVE, EXPIRED = np.uint8(4), np.uint8(5)
 CLICKED, CONVERTED, SEEN = np.uint8(1), np.uint8(2), np.uint8(16)
 LATE = np.uint8(2)
 """Flags of a row. The flags of late feedback are LATE bits above those of timely feedback."""
+MARKED = 64
+"""Of that many rows of a closed request it is known which were clicked."""
 
 _HIGH = np.uint64(0xFFFFFFFF00000000)
 _LOW = np.uint64(0xFFFFFFFF)
@@ -464,12 +466,16 @@ def _emit_rows(memory: Any, rules: Any, room: Any, entry: Any) -> None:
                 _correct(memory, rules, room, entry, row, known, flag)
     if rules.exposing:
         room.used[2] += entry.rows
-    _emit_closed(room, entry)
+    _emit_closed(memory, room, entry)
 
 
 @bare_inline
-def _emit_closed(room: Any, entry: Any) -> None:
-    at = room.used[1]
+def _emit_closed(memory: Any, room: Any, entry: Any) -> None:
+    at, clicked = room.used[1], np.uint64(0)
+    if entry.clicks > 0:
+        for row in range(min(entry.rows, MARKED)):
+            clicked |= np.uint64(memory.flags[entry.first + row] & CLICKED) << np.uint64(row)
+    room.closings[at].clicked = clicked
     room.closings[at].segment = entry.segment
     room.closings[at].rows = entry.rows
     room.closings[at].row = entry.row

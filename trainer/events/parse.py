@@ -32,6 +32,7 @@ from trainer.events.columns import (
     CONTEXT,
     FEATURES,
     ITEMS,
+    RARE,
     READ,
     RESERVED,
     SET,
@@ -572,9 +573,15 @@ class _Event:
         _check_object(item.get(FEATURES), f"{where}.{FEATURES}")
         self.ids.append(_member_text(item.get("id"), f"{where}.id"))
         row = [_value(event, item, where, column) for column in wanted.columns]
-        for path, kind in READ.values():
+        for name, (path, kind) in READ.items():
             value, at = _at(event, item, where, path)
-            row.append(_READ[kind](value, at))
+            try:
+                row.append(_READ[kind](value, at))
+            except BadRow:
+                # Of another log's own member of this name nothing is learned, so that no event is bad for it.
+                if name not in RARE:
+                    raise
+                row.append(None)
         self.rows.append(row)
 
 

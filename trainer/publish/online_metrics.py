@@ -8,7 +8,7 @@ of an hour can no longer change, the store is told to add them up.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,6 +32,7 @@ from model_store.versions.online_metrics import (
 )
 from trainer.events.columns import (
     BUCKET,
+    CREDIT,
     CTR,
     FIRST,
     MODEL,
@@ -41,10 +42,12 @@ from trainer.events.columns import (
     OWN_VARIANT,
     OWN_VERSION,
     POSITION,
+    TEAM,
     VARIANT,
     VERSION,
 )
 from trainer.events.join import Closed, Joined
+from trainer.events.join_kernels import MARKED
 from trainer.events.waiting_rows import Segments
 from trainer.examples.hashing import examination_of
 from trainer.formats.cells import number_column, plain
@@ -62,6 +65,7 @@ NO_VARIANT = ""
 """Stands for every variant that the spec does not name; no variant of a spec has this name."""
 _COLUMNS = {VERSION: pa.int64(), VARIANT: pa.binary(), BUCKET: pa.uint8(), CTR: pa.float64()}
 _OF_APPRENTICE = {FIRST: pa.int64(), OVERLAP: pa.int64(), OWN_CLICKS: pa.float64()}
+_OF_TEAMS = {TEAM: pa.binary(), CREDIT: pa.float64()}
 _OWN_OF = {VERSION: OWN_VERSION, VARIANT: OWN_VARIANT, CTR: OWN_CTR}
 _OWN_COLUMNS = {
     **_COLUMNS,
@@ -111,7 +115,7 @@ class OnlineAccumulator:
         """Count the closed requests. O(rows) in numpy, and one step of Python for each cell that changes."""
         if not len(joined.closed):
             return
-        requests = ClosedRequests.of(joined.closed, rows, self._examination, self._own)
+        requests = ClosedRequests.of(joined.closed, rows, self._examination, self._own, self._known)
         self._add_evidence(requests)
         self._add_totals(requests)
         in_time = requests.only(self._in_time(requests.minute))
@@ -185,7 +189,19 @@ class OnlineAccumulator:
         versions = sorted(self._versions)
         places = [(cell[0], *self._cells[cell].versions) for cell in cells]
         sums = [self._cells[cell].buckets for cell in cells]
-        return {
+        credits = [
+            (at, team, both)
+            for at, cell in enumerate(cells)
+            for team, both in self._cells[cell].credit.items()
+        ]
+        teams, team_lengths = _packed([team for _, team, _ in credits])
+        of_teams: dict[str, npt.NDArray[Any]] = {
+            "teams": teams,
+            "team_lengths": team_lengths,
+            "credited": np.array([at for at, _, _ in credits], np.int64),
+            "credit": np.array([both for _, _, both in credits], np.int64),
+        }
+        return (of_teams if credits else {}) | {
             "places": np.array(places, np.int64).reshape(-1, 3),
             "names": names,
             "lengths": lengths,
@@ -212,6 +228,12 @@ class OnlineAccumulator:
                 state["places"].tolist(), variants, _whole(state["buckets"]), strict=True
             ):
                 self._cells[minute, name] = OnlineCell(sums.copy(), (seen[0], seen[1]))
+            if "credit" in state:
+                cells, teams = list(self._cells), _unpacked(state["teams"], state["team_lengths"])
+                for at, team, both in zip(state["credited"].tolist(), teams, state["credit"], strict=True):
+                    before = self._cells[cells[at]]
+                    credit = {**before.credit, team: both.copy()}
+                    self._cells[cells[at]] = replace(before, credit=credit)
             names = _unpacked(state["total_names"], state["total_lengths"])
             self._totals |= dict(zip(names, _whole(state["totals"]), strict=True))
         self._unwritten = set(self._cells)
@@ -284,11 +306,13 @@ def _by_cell(requests: ClosedRequests) -> Iterator[tuple[tuple[int, str], Online
     np.minimum.at(first, index[known], requests.version[known])
     np.maximum.at(last, index[known], requests.version[known])
     first[last == 0] = 0
-    for code, each, versions in zip(
-        codes.tolist(), sums, zip(first.tolist(), last.tolist(), strict=True), strict=True
+    credits = requests.credits.by_cell(index, requests.bucket) if requests.credits is not None else {}
+    for at, (code, each, versions) in enumerate(
+        zip(codes.tolist(), sums, zip(first.tolist(), last.tolist(), strict=True), strict=True)
     ):
         minute, variant = divmod(code, kinds)
-        yield (int(minutes[minute]), requests.variants[variant]), OnlineCell(each.copy(), versions)
+        cell = int(minutes[minute]), requests.variants[variant]
+        yield cell, OnlineCell(each.copy(), versions, credits.get(at, {}))
 
 
 def _narrow(sums: Int64s) -> Int64s:
@@ -323,6 +347,7 @@ class ClosedRequests:
 
     sums: int64[n, len(SUMS)]. own: int64[n, 3], in apprentice mode whether the model's first item is the one shown
     first, how many of its items were shown, and their predicted clicks in CTR_UNIT; -1 where that is not known.
+    credits: of clicks on interleaved variants' items; None if there are none.
     """
 
     minute: Int64s
@@ -332,6 +357,7 @@ class ClosedRequests:
     variants: tuple[str, ...]
     sums: Int64s
     own: Int64s
+    credits: Credits | None = None
 
     @classmethod
     def of(
@@ -340,8 +366,12 @@ class ClosedRequests:
         rows: Segments,
         examination: Sequence[float] | None = None,
         own: str | None = None,
+        known: Set[str] = frozenset(),
     ) -> ClosedRequests:
-        """The sums of each request that has at least one item. examination, own: see `OnlineAccumulator`."""
+        """The sums of each request that has at least one item. examination, own: see `OnlineAccumulator`.
+
+        known: the variants that may have credit.
+        """
         shows = closed.rows > 0
         count = closed.rows[shows].astype(np.int64)
         first = np.cumsum(count) - count
@@ -351,7 +381,7 @@ class ClosedRequests:
             kinds = {**kinds, POSITION: pa.int64()}
         row = np.repeat(closed.row[shows], count) + within
         # A model of clicked rows has no order of its own for an apprentice's to be compared with.
-        names = (*kinds, *_OF_APPRENTICE) if own is None else tuple(kinds)
+        names = (*kinds, *_OF_APPRENTICE, *_OF_TEAMS) if own is None else tuple(kinds)
         columns = _gathered(rows.gather(np.repeat(closed.segment[shows], count), row, names), kinds)
         if own is not None:
             columns = _predicted_by(columns, own)
@@ -384,6 +414,9 @@ class ClosedRequests:
             variants=variants,
             sums=sums,
             own=_own(columns, first, count, sums, alone),
+            credits=Credits.of(columns, within, count, closed.clicked[shows], known)
+            if TEAM in columns
+            else None,
         )
 
     def orders(self) -> Iterator[ClosedRequests]:
@@ -405,7 +438,63 @@ class ClosedRequests:
             name: getattr(self, name)[chosen]
             for name in ("minute", "version", "bucket", "variant", "sums", "own")
         }
-        return replace(self, **arrays)
+        credits = self.credits.only(chosen) if self.credits is not None else None
+        return replace(self, **arrays, credits=credits)
+
+
+@dataclass(frozen=True)
+class Credits:
+    """One element a clicked item that a team placed: its request int64, its team, an index of `teams`, and the credit.
+
+    nano: in CTR_UNIT, below 0 where the click counts for the other teams.
+    """
+
+    request: Int64s
+    team: Int64s
+    teams: tuple[str, ...]
+    nano: Int64s
+
+    @classmethod
+    def of(
+        cls,
+        columns: Mapping[str, pa.Array],
+        within: Int64s,
+        count: Int64s,
+        clicked: npt.NDArray[np.uint64],
+        known: Set[str],
+    ) -> Credits:
+        """From the rows of all requests. count: of each request; clicked: see `Closed`; known: others' is left out."""
+        request = np.repeat(np.arange(count.size), count)
+        marks = np.where(
+            within < MARKED, clicked[request] >> np.minimum(within, MARKED - 1).astype(np.uint64), 0
+        )
+        credit = pc.fill_null(columns.get(CREDIT, pa.nulls(request.size, pa.float64())), 0.0).to_numpy(
+            zero_copy_only=False
+        )
+        mine = np.flatnonzero((marks & np.uint64(1) != 0) & (credit != 0.0) & (np.abs(credit) <= 1.0))
+        team, teams = _codes(columns[TEAM].take(pa.array(mine)))
+        # A log of another system may name any number of them.
+        named = np.array([name in known for name in teams], bool)[team]
+        nano = np.rint(credit[mine] / CTR_UNIT).astype(np.int64)
+        return cls(request[mine][named], team[named], teams, nano[named])
+
+    def only(self, chosen: npt.NDArray[np.bool_]) -> Credits:
+        """Those of the chosen requests, which are numbered from 0 again."""
+        kept = chosen[self.request]
+        number = np.cumsum(chosen) - 1
+        return replace(self, request=number[self.request[kept]], team=self.team[kept], nano=self.nano[kept])
+
+    def by_cell(self, cell: Int64s, bucket: Int64s) -> dict[int, dict[str, Int64s]]:
+        """The credit of each cell that has any. cell, bucket: of each request."""
+        found: dict[int, dict[str, Int64s]] = {}
+        codes, index = np.unique(cell[self.request] * len(self.teams) + self.team, return_inverse=True)
+        sums = np.zeros((codes.size, 2, BUCKETS), np.int64)
+        np.add.at(
+            sums, (index.reshape(-1), (self.nano < 0).astype(int), bucket[self.request]), np.abs(self.nano)
+        )
+        for code, both in zip(codes.tolist(), sums, strict=True):
+            found.setdefault(code // len(self.teams), {})[self.teams[code % len(self.teams)]] = both.copy()
+        return found
 
 
 def _own(
@@ -436,7 +525,8 @@ def _gathered(
     runs: Iterator[tuple[int, dict[str, pa.Array]]], kinds: Mapping[str, pa.DataType]
 ) -> dict[str, pa.Array]:
     parts = [columns for _, columns in runs]
-    wanted = {**kinds} | {n: kind for n, kind in _OF_APPRENTICE.items() if any(n in each for each in parts)}
+    rare = _OF_APPRENTICE | _OF_TEAMS
+    wanted = {**kinds} | {n: kind for n, kind in rare.items() if any(n in each for each in parts)}
     return {
         name: pa.concat_arrays(
             [

@@ -161,7 +161,7 @@ class Thompson(_message.Message):
     def __init__(self, width: _Optional[float] = ...) -> None: ...
 
 class RankedItem(_message.Message):
-    __slots__ = ("id", "ctr", "score", "objective", "uncertainty", "propensity", "models")
+    __slots__ = ("id", "ctr", "score", "objective", "uncertainty", "propensity", "models", "team", "credit")
     ID_FIELD_NUMBER: _ClassVar[int]
     CTR_FIELD_NUMBER: _ClassVar[int]
     SCORE_FIELD_NUMBER: _ClassVar[int]
@@ -169,6 +169,8 @@ class RankedItem(_message.Message):
     UNCERTAINTY_FIELD_NUMBER: _ClassVar[int]
     PROPENSITY_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
+    TEAM_FIELD_NUMBER: _ClassVar[int]
+    CREDIT_FIELD_NUMBER: _ClassVar[int]
     id: str
     ctr: float
     score: float
@@ -176,7 +178,9 @@ class RankedItem(_message.Message):
     uncertainty: float
     propensity: float
     models: _containers.RepeatedCompositeFieldContainer[ModelPrediction]
-    def __init__(self, id: _Optional[str] = ..., ctr: _Optional[float] = ..., score: _Optional[float] = ..., objective: _Optional[float] = ..., uncertainty: _Optional[float] = ..., propensity: _Optional[float] = ..., models: _Optional[_Iterable[_Union[ModelPrediction, _Mapping]]] = ...) -> None: ...
+    team: str
+    credit: float
+    def __init__(self, id: _Optional[str] = ..., ctr: _Optional[float] = ..., score: _Optional[float] = ..., objective: _Optional[float] = ..., uncertainty: _Optional[float] = ..., propensity: _Optional[float] = ..., models: _Optional[_Iterable[_Union[ModelPrediction, _Mapping]]] = ..., team: _Optional[str] = ..., credit: _Optional[float] = ...) -> None: ...
 
 class ModelPrediction(_message.Message):
     __slots__ = ("model", "version", "variant", "ctr", "score")

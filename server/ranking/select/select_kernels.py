@@ -28,7 +28,7 @@ def click_rates(scores: Any, ctr: Any) -> None:
 
 
 @bare_inline
-def _mixed(state: Any) -> Any:
+def mixed(state: Any) -> Any:
     """SplitMix64's output function (Steele, Lea, Flood, 2014): every bit in moves every bit out."""
     state = (state ^ (state >> np.uint64(30))) * _MIX_A
     state = (state ^ (state >> np.uint64(27))) * _MIX_B
@@ -46,9 +46,9 @@ def draw_normals(text: Any, offsets: Any, repeats: Any, seeds: Any, draws: Any) 
         state = _OFFSET_BASIS
         for at in range(offsets[i], offsets[i + 1]):
             state = (state ^ np.uint64(text[at])) * _PRIME
-        state = _mixed(_mixed(state ^ seeds[0]) + seeds[1] + repeats[i] * _GOLDEN)
-        first = (np.float64(_mixed(state + _GOLDEN) >> np.uint64(11)) + 1.0) * _UNIT
-        second = np.float64(_mixed(state + _GOLDEN + _GOLDEN) >> np.uint64(11)) * _UNIT
+        state = mixed(mixed(state ^ seeds[0]) + seeds[1] + repeats[i] * _GOLDEN)
+        first = (np.float64(mixed(state + _GOLDEN) >> np.uint64(11)) + 1.0) * _UNIT
+        second = np.float64(mixed(state + _GOLDEN + _GOLDEN) >> np.uint64(11)) * _UNIT
         draws[i] = math.sqrt(-2.0 * math.log(first)) * math.cos(2.0 * math.pi * second)
 
 
@@ -65,7 +65,7 @@ def take(order: Any, start: Any, groups: Any, limits: Any, counts: Any, top: Any
         if found == top:
             break
         candidate = order[place]
-        if _has_room(candidate, start, groups, limits, counts):
+        if has_room(candidate, start, groups, limits, counts):
             for at in range(start[candidate], start[candidate + 1]):
                 counts[groups[at]] += 1
             taken[found] = candidate
@@ -74,7 +74,8 @@ def take(order: Any, start: Any, groups: Any, limits: Any, counts: Any, top: Any
 
 
 @bare_inline
-def _has_room(candidate: Any, start: Any, groups: Any, limits: Any, counts: Any) -> Any:
+def has_room(candidate: Any, start: Any, groups: Any, limits: Any, counts: Any) -> Any:
+    """Whether no group of a candidate is full."""
     for at in range(start[candidate], start[candidate + 1]):
         if counts[groups[at]] >= limits[groups[at]]:
             return False

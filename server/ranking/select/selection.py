@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from model_store.artefact.calibration import Curve
 from model_store.normal_kernels import normal_cdfs
 from model_store.versions.experiments import Explore
 from server.errors import Degradation, check_deadline
+from server.ranking.select.draft_kernels import draft, ints_for, reals_for
 from server.ranking.select.exploration import (
     Exploration,
     coin,
@@ -22,6 +23,7 @@ from server.ranking.select.exploration import (
     integrated,
     moves,
     promotions,
+    seed,
     seeds,
     simulated,
     uniforms,
@@ -54,8 +56,7 @@ class OwnOrder(NamedTuple):
     ctr: Array
 
 
-@dataclass(slots=True)
-class Selection:
+class Selection(NamedTuple):
     """The items returned, best first: order int64[k], candidate numbers; the rest float64[k], or None.
 
     objective: NaN where it could not be computed. notes: for the answer's `degraded`. spent: with a budget; own: in
@@ -68,7 +69,7 @@ class Selection:
     objective: Array | None
     uncertainty: Array | None
     propensity: Array | None
-    notes: list[Degradation] = field(default_factory=list)
+    notes: Sequence[Degradation] = ()
     spent: Spent | None = None
     own: OwnOrder | None = None
 
@@ -259,6 +260,61 @@ class Options:
             Spent(explored, clicks, float(ctr[served].sum())),
         )
 
+    def interleave(
+        self,
+        several: Sequence[Scored],
+        by_turns: bool,
+        candidates: CandidateColumns,
+        top_k: int | None,
+        request_id: str,
+        until_s: float = math.inf,
+        others: Mapping[str, Any] | None = None,
+    ) -> tuple[Selection, Array, Array]:
+        """Select by the orders of several variants, without exploration; and which placed each item, and its credit.
+
+        Arguments and errors as in `select`; by_turns: see `draft_kernels.draft`. An item's values are those of
+        the variant that placed it.
+        """
+        kept = self._kept(candidates, until_s)
+        parts = [scored.part(kept) for scored in several]
+        others = {name: other.at(kept) for name, other in others.items()} if others else {}
+        values, keys, notes = [], [], list[Degradation]()
+        for some in parts:
+            value = self._valued(some, candidates, kept, others)(some.score, some.latent)
+            values.append(value)
+            keys.append(order_key(value, some.latent))
+            check_deadline(until_s)
+            if self.objective is not None:
+                notes += self._notes(self.objective, value, candidates, kept, others)
+        orders = np.argsort(-np.array(keys).reshape(len(parts), len(kept)), axis=1, kind="stable")
+        groups = _within(Groups.of(self.caps, candidates), kept) if self.caps else Groups(*[_NONE] * 3)
+        k, top = len(parts), len(kept) if top_k is None else min(top_k, len(kept))
+        order, team = np.empty((2, top), np.int64)
+        credit, propensity = np.empty((2, top))
+        counts = np.zeros(len(groups.limits), np.int64)
+        ints, reals = np.empty(ints_for(k, len(kept), top), np.int64), np.empty(reals_for(k, top))
+        count = draft(
+            orders, len(kept), top, by_turns, seed(request_id), groups.start, groups.groups, groups.limits, counts,
+            ints, reals, np.empty(1, np.uint64), order, team, credit, propensity,
+        )  # fmt: skip
+        check_deadline(until_s)
+        order, team = order[:count], team[:count]
+
+        def placed(of_teams: Sequence[Array]) -> Array:
+            return np.array(of_teams).reshape(k, len(kept))[team, order]
+
+        objective = uncertainty = None
+        if self.objective is not None:
+            objective = np.where(placed(keys) >= -LARGEST, placed(values), np.nan)
+        if self.needs_uncertainty and parts[-1].uncertainty is not None:
+            uncertainty = placed([np.asarray(some.uncertainty) for some in parts])
+        rates = placed([some.ctr(some.latent) for some in parts])
+        scores = placed([some.score for some in parts])
+        chosen = Selection(
+            kept[order], rates, scores, objective, uncertainty, propensity[:count], list(dict.fromkeys(notes))
+        )
+        return chosen, team, credit[:count]
+
     def _kept(self, candidates: CandidateColumns, until_s: float) -> Array:
         passes = np.ones(len(candidates), np.bool_)
         for condition in self.conditions:
@@ -367,6 +423,11 @@ class _Ranked(NamedTuple):
 
 def _taken(order: Array, top: int, groups: Groups | None) -> Array:
     return order[:top] if groups is None else groups.take(order, top)
+
+
+PLAIN = Options(None, (), (), None)
+"""The order by ctr of all candidates."""
+_NONE = np.empty(0, np.int64)
 
 
 def _within(groups: Groups, kept: Array) -> Groups:

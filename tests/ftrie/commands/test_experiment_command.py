@@ -60,6 +60,26 @@ def test_pins_come_and_go_and_a_cookie_may_hold_an_equals_sign(ask: Ask, store: 
     assert record(store).pins == {}
 
 
+def test_variants_are_interleaved_until_shares_divide_them(say: Say, ask: Ask, store: Store) -> None:
+    made = ask("experiment", "set", "ads", "--interleave", "base,plain", "--draft", "probabilistic")
+    assert (record(store).interleave, record(store).draft) == (("base", "plain"), "probabilistic")
+    assert made["moves"] == 1.0
+    _, out, _ = say("experiment", "show", "ads")
+    assert "interleaved, probabilistic draft: base and plain" in out
+    assert ask("experiment", "pin", "ads", "u=base")["moves"] == 0.0
+    assert ask("experiment", "set", "ads", "base=1")["moves"] == 1.0
+    assert record(store).interleave == ()
+    for words, complaint in (
+        ("--interleave base,other", "interleave: no variant 'other' in the model; it has: base, plain"),
+        ("--interleave base", "interleave: got base; expected 2 to 4 variants, each once"),
+        ("--interleave base,plain base=1", "shares end an interleaving"),
+        ("--draft team", "--draft is of --interleave"),
+    ):
+        code, _, err = say("experiment", "set", "ads", *words.split())
+        assert (code != 0, complaint in " ".join(err.split())) == (True, True), err
+    assert record(store).interleave == ()
+
+
 def test_shadows_a_winner_and_back_to_the_spec(ask: Ask, store: Store) -> None:
     ask("experiment", "shadow", "ads", "plain")
     assert record(store).shadows == ("plain",)
@@ -106,7 +126,7 @@ def test_a_mistake_is_told_and_nothing_changes(say: Say, store: Store) -> None:
         (
             "set ads",
             2,
-            "give shares such as base=0.9 plain=0.1, --salt, --objective, --explore or --apprentice",
+            "give shares such as base=0.9 plain=0.1, --interleave, --salt, --objective, --explore or --apprentice",
         ),
         ("set ads --explore all", 2, "got 'all', expected ucb:WIDTH or thompson:WIDTH"),
         ("set ads --explore ucb:-1", 2, "explore: got width -1.0; expected a finite number, 0 or more"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from ftrie.commands.experiment import PICTURE_WIDTH, picture
@@ -133,6 +135,32 @@ def test_requests_that_do_not_fall_as_the_shares_say_are_warned_of_unless_shares
     assert (code, "they are tested from " in err, "do not match" in err) == (0, True, False)
     ads.experiments.change(lambda before: before.pinned({"u": "base"}))
     assert ads.experiment().assigned < ads.experiment().updated or "they are tested" in say(*REPORT)[2]
+
+
+def test_interleaved_variants_are_compared_by_credit(ask: Ask, say: Say, store: Store, now: int) -> None:
+    def together(base: int, plain: int) -> OnlineCell:
+        random = np.random.default_rng(base)
+        credit = {
+            name: np.stack([random.multinomial(clicks, np.full(64, 1 / 64)) * 10**9, np.zeros(64, int)])
+            for name, clicks in (("base", base), ("plain", plain))
+        }
+        return replace(served(10_000, 3_000), credit=credit)
+
+    store.model("ads").online.write({(now - 6, "base+plain"): together(900, 600)})
+    (found,) = ask(*REPORT)["preferences"]
+    assert (found["variant"], found["base"], found["share"]) == ("plain", "base", pytest.approx(0.4))
+    low, high = found["interval"]
+    assert low < 0.4 < high < 0.5 and found["p"] < 0.05
+    _, out, _ = say(*REPORT)
+    assert "base is preferred: plain has 40.0% of the credit (" in out
+    assert "plain against base, interleaved in 10,000 requests: 40.0% of the credit" in out
+    (found,) = ask(*REPORT, "--base", "base+plain")["preferences"]
+    assert found["base"] == "base", "the report's base is none of the two"
+    store.model("ads").online.write({(now - 6, "base+plain"): together(900, 890)})
+    verdict = ask(*REPORT)["verdict"]
+    assert (verdict["winner"], "takes about " in verdict["text"]) == (None, True)
+    store.model("ads").online.write({(now - 6, "base+plain"): together(9, 6)})
+    assert "No preference yet: each variant needs a credit of 10 clicks" in ask(*REPORT)["verdict"]["text"]
 
 
 def test_few_clicks_or_cookies_are_shown_and_not_compared(say: Say, store: Store, now: int) -> None:

@@ -43,6 +43,12 @@ WHOLE = Experiment(
         ({"winner": "base"}, "got 'base' while running"),
         ({"salt": "s" * 257}, "salt: got 257 bytes"),
         ({"objective": "x" * 4097}, "objective: got 4,097 bytes"),
+        ({"interleave": ("a",)}, "interleave: got a; expected 2 to 4 variants, each once"),
+        ({"interleave": ("a", "b", "a")}, "interleave: got a, b, a; expected"),
+        (
+            {"interleave": ("a", "b"), "draft": "fair"},
+            "draft: got 'fair'; expected 'team' or 'probabilistic'",
+        ),
         ({"shadows": ("a", "a")}, "shadows: got a, a; expected each variant once"),
     ],
 )
@@ -52,11 +58,25 @@ def test_an_experiment_that_contradicts_itself_cannot_be_made(parts: dict[str, A
     assert complaint in str(refused.value)
 
 
+def test_interleaving_is_kept_and_a_record_without_it_is_what_it_was() -> None:
+    whole = replace(WHOLE, interleave=("plain", "base"), draft="probabilistic", revision=3)
+    assert Experiment.from_json(whole.to_json()) == whole
+    stored = {name.encode(): value.encode() for name, value in (whole.to_hash() | {"revision": "3"}).items()}
+    assert replace(Experiment.from_hash(stored), updated=None) == whole
+    assert stored[b"format"] == b"2", "a server before it keeps the record that it has"
+    before = WHOLE.to_hash()
+    assert (before["format"], "interleave" in before, "draft" in WHOLE.to_json()) == ("1", False, False)
+    assert whole.divided({"base": 1.0}).interleave == whole.stopped("base").interleave == ()
+    with pytest.raises(ExperimentError, match="counted as of 'a\\+b', which is a variant"):
+        Experiment(interleave=("a", "b")).check_variants(("a", "b", "a+b"))
+
+
 def test_a_variant_that_the_model_lacks_is_named() -> None:
     for part, experiment in {
         "shares": Experiment(shares={"other": 1.0}),
         "pins": Experiment(pins={"u": "other"}),
         "shadows": Experiment(shadows=("other",)),
+        "interleave": Experiment(interleave=("base", "other")),
         "winner": Experiment(state=STOPPED, winner="other"),
     }.items():
         lacks = f"{part}: no variant 'other' in the model; it has: base, plain"

@@ -52,7 +52,7 @@ SPEC = parse_spec(TEXT)
 BARE = '[model]\nname = "ads"\n[input]\nlabel = "click"\n'
 SHOWN = {"request_id": "r1", "ts": 1000, "items": [{"id": "a", "features": {"brand": "x"}}, {"id": "b"}]}
 CLICK = {"request_id": "r1", "ts": 1001, "item": "b"}
-CLOSING = {"rows": 2, "positives": 0, "clicks": 0, "conversions": 0, "time_us": 0}
+CLOSING = {"rows": 2, "positives": 0, "clicks": 0, "conversions": 0, "time_us": 0, "clicked": 0}
 Row = tuple[Any, ...]
 
 

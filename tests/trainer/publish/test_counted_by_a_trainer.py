@@ -127,6 +127,48 @@ def test_what_is_counted_is_what_the_events_say(began, tmp_path, store, store_ur
     assert report["all"]["clicks"] == sum(len(items) for items in in_time.values())
 
 
+def test_a_click_counts_for_the_team_that_placed_the_item_by_its_credit(
+    began, tmp_path, store, store_url, capsys
+):
+    random_, shown = random.Random(8), impressions(began, 400, seed=6, version=7, ctr=0.2)
+    for each in shown[:300]:
+        each["variant"] = "base+plain"
+        for item in each["items"]:
+            item |= {
+                "team": random_.choice(["base", "plain", "other"]),
+                "credit": random_.choice([1, 0, 0.25, -0.5]),
+            }
+    shown[0]["items"][0] |= {"team": ["base"], "credit": "x"}  # not ours: no credit, and no bad event
+    shown[1]["items"][0]["credit"] = 7
+    clicked = clicks(shown, seed=7, chance=0.3)
+    assert trained(tmp_path, store_url, SPEC, [*shown, *clicked], "--no-publish") == 0
+    of = {(each["request_id"], item["id"]): item for each in shown for item in each["items"]}
+    times = {each["request_id"]: each["ts"] for each in shown}
+    credit: dict[str, list[float]] = {"base": [0.0, 0.0], "plain": [0.0, 0.0]}
+    for key in {
+        (e["request_id"], e["item"]) for e in clicked if e["ts"] <= times[e["request_id"]] + WINDOW_S
+    }:
+        item = of[key]
+        if item.get("team") in ("base", "plain") and abs(item["credit"]) <= 1:
+            credit[item["team"]][item["credit"] < 0] += abs(item["credit"])
+    found = {"base": [0.0, 0.0], "plain": [0.0, 0.0]}
+    requests = 0
+    for slot, cell in store.model("ads").online.read(began // 60, began // 60 + 40, began // 60):
+        assert not cell.credit or slot.variant == "base+plain"
+        requests += cell.sums.requests
+        for team, both in cell.credit.items():
+            found[team] = [a + b * 1e-9 for a, b in zip(found[team], both.sum(1).tolist(), strict=True)]
+    assert requests == 400
+    assert found == {team: pytest.approx(both) for team, both in credit.items()}
+    capsys.readouterr()
+    since = datetime.fromtimestamp(began, UTC).isoformat()
+    assert run(["experiment", "report", "ads", "--since", since, "--store", store_url, "--json"]) == 0
+    (preference,) = json.loads(capsys.readouterr().out)["preferences"]
+    own, base = (credit[team][0] + credit[other][1] for team, other in (("plain", "base"), ("base", "plain")))
+    assert (preference["variant"], preference["base"]) == ("plain", "base")
+    assert preference["share"] == pytest.approx(own / (own + base))
+
+
 def test_probabilities_of_conversions_are_judged_by_conversions(began, tmp_path, store, store_url, capsys):
     ads = store.model("ads")
     spec = SPEC + 'positive = "conversion"\n'

@@ -80,6 +80,8 @@ def closing(requests: list[Request], segments: Segments, positive: str = "click"
         closed[name] = [each[name] for each in requests]
     closed["positives"] = closed["clicks" if positive == "click" else "conversions"]
     wide = {"row": np.int64, "time_us": np.int64}
+    closed["clicked"] = [each.get("clicked", 0) for each in requests]
+    wide["clicked"] = np.uint64
     arrays = {name: np.array(values, wide.get(name, np.int32)) for name, values in closed.items()}
     seen = [each for request in requests for each in request["seen"]]
     exposed = np.array([] if all(seen) else seen, np.bool_)
