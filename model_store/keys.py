@@ -688,7 +688,7 @@ ROLES = (
         TRAINER,
         f"{_OPENS} {_READS} {_WRITES} {_SCRIPTS}",
         (
-            *("train", "train-distributed", "trainer", "evaluate", "audit", "replay"),
+            *("train", "train-distributed", "trainer", "evaluate", "audit", "replay", "estimate"),
             *_below("experiment", "show set pin unpin shadow report stop clear"),
             *_below("store", "versions activate rollback resume audit gc inspect import export dead"),
         ),

@@ -139,7 +139,9 @@ def test_a_new_kind_is_learned_from_any_log_and_served_as_learned(tmp_path: Path
 
 
 def test_its_options_are_checked() -> None:
-    with pytest.raises(ftrie.FtrieError, match="fields.ip: bucket belongs to kind = .number.; this field's"):
+    with pytest.raises(
+        ftrie.FtrieError, match="fields.ip: bucket belongs to kind = .set. or .number.; this field's"
+    ):
         ftrie.Spec(SPEC.replace('kind = "network" }', 'kind = "network", bucket = "log" }', 1))
     with pytest.raises(
         SpecError, match="fields.ip.kind: got 'net'; input should be 'category', .* or 'network'"

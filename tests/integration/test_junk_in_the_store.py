@@ -89,6 +89,7 @@ def filled(store: Store) -> None:
     lease.take()
     lease.release()
     versions.activate(3)  # pins it
+    store.to_forget(shop.NAME).add(1, [2])
     versions.audit.write(By("a test"), "activate", 2, 3)
     partition, rounds = store.trainer_lease(shop.NAME, "another", 2), store.rounds(shop.NAME)
     partition.take()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from model_store.store import Store
 from model_store.streams.event_streams import Letter
 from model_store.streams.feedback import Event
 from model_store.versions.audit import By
+from model_store.versions.experiments import Experiment, Explore
 from model_store.versions.rounds import PartitionsRecord, contribution
 from tests.model_store.models import ROOT, model
 from tests.worlds import online_cell
@@ -77,10 +79,13 @@ def test_the_document_lists_each_hash_field_by_field(store: Store) -> None:
     store.client.hset(keys.trainer, "forgot", "1-0")
     ads.activate(ads.publish(model()))
     ads.resume()
-    ads.experiments.change(lambda before: before.pinned({"COOKIE": "base"}))
+    exploring = {"explore": Explore("ucb", 1.0), "apprentice": True}
+    ads.experiments.change(lambda before: replace(before.pinned({"COOKIE": "base"}), **exploring))
+    of_experiment = {*fields(keys.experiment)}
+    ads.experiments.change(lambda _: Experiment().interleaved(("base", "plain")))
     assert {*fields(keys.manifest(1))} == {*documented("The manifest")}
     assert {*fields(keys.trainer)} == {*documented("The trainer's lease")}
-    assert {*fields(keys.experiment)} == {*documented("The experiment", r"^\| ([\w:]+) \|")}
+    assert of_experiment | {*fields(keys.experiment)} == {*documented("The experiment", r"^\| ([\w:]+) \|")}
     cells = documented("The partitions", r"^\| (`[^|]+) \|")
     names = [field for cell in cells for field in re.findall(r"`(\w+)`", cell)]
     assert sorted(fields(keys.partitions, keys.round_part(1, 0, "2"))) == sorted(names)

@@ -147,6 +147,7 @@ TYPED = {
     "evaluate": "shop ROWS",
     "audit": "shop ROWS",
     "replay": "SPEC ROWS",
+    "estimate": "CHOICES --target chance",
     "trainer": "SPEC --from rows=ROWS --once --checkpoint STATE",
     "store import": "shop MODEL",
     "store versions": "shop",
@@ -154,6 +155,7 @@ TYPED = {
     "store rollback": "shop",
     "store resume": "shop",
     "store audit": "shop",
+    "store forget": "u1",
     "store inspect": "shop",
     "store export": "shop OUT",
     "store dead": "shop",
@@ -210,9 +212,16 @@ def test_every_command_runs_as_its_role(
         "SPEC": SPEC,
         "ROWS": "click,age\n" + "1,20\n0,30\n" * 20,
         "USERS": "id,age\nu1,20\n",
+        "CHOICES": "action,reward,propensity,chance\n" + "a,1,0.5,0.5\nb,0,0.5,0.5\n" * 40,
         "IDS": "i1\n",
     }
-    suffixes = {"SPEC": "m.toml", "ROWS": "rows.csv", "USERS": "users.csv", "IDS": "ids.txt"}
+    suffixes = {
+        "SPEC": "m.toml",
+        "ROWS": "rows.csv",
+        "CHOICES": "choices.csv",
+        "USERS": "users.csv",
+        "IDS": "ids.txt",
+    }
     for name, text in texts.items():
         (tmp_path / suffixes[name]).write_text(text)
     shop.artefact(1).write(tmp_path / "m.arrow")
