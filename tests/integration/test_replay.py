@@ -134,7 +134,7 @@ def test_the_propensities_of_a_server_under_thompson_sampling_are_used_as_they_a
     ):
         for _ in range(150):
             answer = client.rank(
-                "shop", candidates=items, user={"age": "20"}, top_k=2, exploration=Thompson(width=1.0)
+                "shop", candidates=items, user={"age": "20"}, top_k=2, exploration=Thompson(width=8.0)
             )
             for item in answer.items:
                 if random.random() < rates[item.id]:
