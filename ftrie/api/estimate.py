@@ -191,7 +191,7 @@ def estimate(
     """Estimate what target policies would have earned, from a table of actions, rewards and propensities.
 
     The arguments are the flags of `ftrie estimate`: target names columns with the probabilities of target policies;
-    policies: `uniform`, or models as MODEL[:VERSION][@VARIANT] or FILE.arrow[@VARIANT], which choose by `choose`. A
+    policies: `uniform`, or models as `MODEL[:VERSION][@VARIANT]` or `FILE.arrow[@VARIANT]`, which choose by `choose`. A
     policy that the table says too little about has no estimates, and the reasons in `refused`. Raises SpecError for a
     missing column, InputError for data that cannot be read, NoSupport where no other policy can be estimated.
     """

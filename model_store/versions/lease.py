@@ -7,7 +7,6 @@ docs/redis_keys.md describes the record.
 
 from __future__ import annotations
 
-import math
 import os
 import secrets
 import socket
@@ -47,8 +46,9 @@ class TrainerLease:
         self.keys = (keys.lease(partition), keys.epoch)
         self._rows = 0
         self._store, self._clock = connection, connection.clock
-        # The lease of another owner as last found: its until_ms, and when it ends by this process's clock.
-        self._until_ms, self._ends_s = 0, -math.inf
+        # The lease of another owner as last found: its until_ms, how long it had left, and when that was by this
+        # process's clock.
+        self._until_ms, self._left_ms, self._looked_s = 0, 0, 0.0
         self._run = connection.script("lease")
 
     def take(self) -> int:
@@ -58,12 +58,11 @@ class TrainerLease:
         """
         answer = self._ask("take", 0)
         if answer[0] == b"held":
-            *words, self._until_ms, left_ms = answer[1:]
-            if left_ms > 0:
-                self._ends_s = self._clock.monotonic() + left_ms / 1000
+            *words, self._until_ms, self._left_ms = answer[1:]
+            self._looked_s = self._clock.monotonic()
             raise LeaseHeld(held(self.model, *words))
         _, self.epoch, self.earlier_rows, _ = answer
-        self._rows = self.earlier_rows
+        self._rows, self._until_ms = self.earlier_rows, 0
         return self.epoch
 
     def renew(self, *, rows: int | None = None) -> None:
@@ -110,7 +109,9 @@ class TrainerLease:
             socket.gethostname(),
             os.getpid(),
             self._rows,
-            self._until_ms if self._clock.monotonic() < self._ends_s else "",
+            self._until_ms or "",
+            round((self._clock.monotonic() - self._looked_s) * 1000),
+            self._left_ms,
             epoch_step(),
         ]
         answer: list[Any] = self._run(self.keys, words)

@@ -289,3 +289,15 @@ def test_a_trainer_that_was_killed_is_succeeded_by_its_folder_at_once(store: Sto
         with pytest.raises(LeaseHeld):
             lease(store, "b").take()
         assert lease(store, "a").take() > killed.epoch
+
+
+def test_who_activated_while_the_store_had_lost_the_lease_does_not_fence_its_holder_off(store: Store) -> None:
+    holder, ads = lease(store, "a"), store.model("ads")
+    holder.take()
+    store.client.flushall()
+    store.client.set(ads.keys.epoch, holder.epoch)  # they begin anew, and may pass the holder's
+    ads.publish_and_activate(model())
+    holder.renew()
+    version = ads.publish(model(), epoch=holder.epoch)
+    ads.activate(version, epoch=holder.epoch)
+    assert ads.active() == version
