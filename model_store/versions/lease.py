@@ -8,7 +8,7 @@ docs/redis_keys.md describes the record.
 from __future__ import annotations
 
 import os
-import secrets
+import random
 import socket
 from typing import Any
 
@@ -124,7 +124,7 @@ class TrainerLease:
 
 def epoch_step() -> int:
     """How far a new epoch is above the last one; see EPOCH_STEP."""
-    return 1 + secrets.randbelow(EPOCH_STEP)
+    return random.randint(1, EPOCH_STEP)
 
 
 def held(model: str, host: bytes, process: bytes, silent_ms: int) -> str:

@@ -149,7 +149,8 @@ class Publisher:
 
     def restart_chain(self) -> None:
         """The store has lost what was published: the next version is a snapshot without a parent."""
-        self._chain = None
+        # Another writer may have activated while the lease was lost too; the renewed lease lets this one pass.
+        self._chain = self._stale = None
 
     @property
     def awaits_activation(self) -> bool:
