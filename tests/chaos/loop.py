@@ -46,15 +46,16 @@ def begin(folder: Path, url: str, window_s: float, join: str = "") -> Market:
     return market
 
 
-def trainer_command(url: str, state: str, *more: str) -> list[str]:
-    """`ftrie trainer`, begun with the first model and keeping its state in this folder."""
-    command = [*FTRIE, "trainer", SPEC, "--store", url, "--checkpoint", state, "--every", "2s", "--json"]
-    return [*command, "--init-from", "first.arrow", "--snapshot-every", "10s", *more]
+def trainer_command(url: str, state: str, *more: str, spec: str = SPEC) -> list[str]:
+    """`ftrie trainer`, keeping its state in this folder; that of the market begins with the first model."""
+    command = [*FTRIE, "trainer", spec, "--store", url, "--checkpoint", state, "--every", "2s", "--json"]
+    first = ("--init-from", "first.arrow") if spec == SPEC else ()
+    return [*command, *first, "--snapshot-every", "10s", *more]
 
 
-def learned(folder: Path, url: str, state: str, *more: str) -> dict[str, Any]:
+def learned(folder: Path, url: str, state: str, *more: str, spec: str = SPEC) -> dict[str, Any]:
     """What a trainer that reads the streams to their end says of them."""
-    command = trainer_command(url, state, "--once", *more)
+    command = trainer_command(url, state, "--once", *more, spec=spec)
     ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=COMPILE_S)
     assert ended.returncode == 0, ended.stderr
     line: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
