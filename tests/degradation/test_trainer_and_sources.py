@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ftrie.cli import run
+from model_store.errors import StoreError
 from model_store.keys import SNAPSHOT, ModelKeys
 from model_store.store import Store
 from tests.degradation.learning import LONG_S, Learning, OfFiles, OfStreams, served
@@ -124,6 +126,25 @@ def test_seen_events_are_lost(tmp_path: Path, recovered: Recovered) -> None:
     (said,) = lost["warnings"]
     assert "no `seen` or `activated` event came" in said and "380 rows were dropped" in said
     assert before["warnings"] == again["warnings"] == []
+
+
+def test_guard_withholds_what_is_learned_without_seen_events(
+    store: Store, store_url: str, tmp_path: Path
+) -> None:
+    """Given a log whose `seen` events stop, more is clicked than predicted: no version learned of it is served."""
+    events, spec, versions = tmp_path / "events.jsonl", tmp_path / "seen.toml", store.model(NAME)
+    words = ["trainer", str(spec), "--from", str(events), "--once", "--store", store_url]
+    active = []
+    guard = "[guard]\nmin_examples = 20\n"  # from then on: so few rows of an empty model are far off anyway
+    for first, seen, more, code in ((0, True, "", 0), (200, False, guard, StoreError.exit_code)):
+        spec.write_text(OF_SEEN + more)
+        with events.open("a") as log:
+            log.writelines(json.dumps(event) + "\n" for event in visits(first, seen))
+        assert run([*words, "--checkpoint", str(tmp_path / "state")]) == code
+        active.append(versions.active())
+    newest = versions.versions()[-1]
+    assert active[0] == active[1] != newest.version
+    assert "calibration of base" in (newest.refused or "") and "below the band" in (newest.refused or "")
 
 
 def test_entry_has_an_id_from_the_future(of_streams: OfStreams, recovered: Recovered) -> None:
