@@ -29,6 +29,10 @@ class UsageError(FtrieError):
     exit_code = 2
 
 
+class ObjectiveError(UsageError):
+    """An objective cannot be parsed; the text has the character's position, what was found and what is expected."""
+
+
 class SpecError(FtrieError):
     """The model spec is wrong, or does not fit the data."""
 

@@ -56,8 +56,8 @@ class InvalidRequest(ServerError):
         return f"{', '.join(self.paths)}: {self.text}" if self.paths else self.text
 
 
-class ObjectiveError(InvalidRequest):
-    """An objective cannot be parsed; the text has the character's position, what was found and what is expected."""
+class InvalidObjective(InvalidRequest):
+    """The request's objective cannot be parsed; text: that of the ObjectiveError."""
 
     def __init__(self, text: str) -> None:
         super().__init__("objective", text)
@@ -151,7 +151,7 @@ class _Answer(NamedTuple):
 
 ANSWER_OF: dict[type[Exception], _Answer] = {
     InvalidRequest: _Answer(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
-    ObjectiveError: _Answer(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_OBJECTIVE"),
+    InvalidObjective: _Answer(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_OBJECTIVE"),
     FieldValueError: _Answer(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FEATURE_VALUE"),
     ModelNotServed: _Answer(grpc.StatusCode.NOT_FOUND, "MODEL_NOT_SERVED"),
     CandidateSetNotFound: _Answer(grpc.StatusCode.NOT_FOUND, "CANDIDATE_SET_NOT_FOUND"),
@@ -302,7 +302,7 @@ def _is_short_of_memory(error: Exception) -> bool:
 def _answer_of(error: Exception) -> _Answer:
     if _is_short_of_memory(error):
         return ANSWER_OF[MemoryError]
-    # The nearest class decides: an ObjectiveError is an InvalidRequest too, and has a reason of its own.
+    # The nearest class decides: an InvalidObjective is an InvalidRequest too, and has a reason of its own.
     return next((ANSWER_OF[kind] for kind in type(error).__mro__ if kind in ANSWER_OF), INTERNAL)
 
 

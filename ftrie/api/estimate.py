@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Unpack
 
 from ftrie.api.data import Data, Format, log_of
 from ftrie.api.output import LibraryOutput, names_arguments
-from model_store.errors import UsageError
+from model_store.errors import UsageError, listed
 from model_store.flags import DEFAULT_STORE, Flag
 
 if TYPE_CHECKING:
@@ -35,6 +35,23 @@ class PolicyFlags:
     choose: Annotated[
         tuple[str, ...],
         Flag("How models choose: greedy, softmax:T, epsilon:E; repeatable. Default: greedy.", "HOW"),
+    ] = ()
+    objective: Annotated[
+        tuple[str, ...],
+        Flag(
+            'Published models order by this expression, as a server does: "ctr * purchase.ctr * price"; repeatable. '
+            "Default: their click rate.",
+            "EXPRESSION",
+        ),
+    ] = ()
+    beside: Annotated[
+        tuple[str, ...],
+        Flag(
+            "The model behind a name in --objective; repeatable. Default: the active version of this name, and its "
+            "first variant.",
+            "NAME=MODEL",
+            file="reads",
+        ),
     ] = ()
     decision: Annotated[
         str | None,
@@ -77,6 +94,7 @@ class PolicyFlags:
         table: TableColumns | None = None,
     ) -> EstimationRun:
         """What is to be estimated; `default` is the decision if none was given. Raises FtrieError."""
+        from model_store.features.objective import Objective
         from model_store.model_files import read_named
         from trainer.examples.side_tables import SideTable
         from trainer.off_policy.estimates import EstimationRun, EstimatorOptions
@@ -85,18 +103,38 @@ class PolicyFlags:
 
         if self.decision not in (None, DECISION_ROW, DECISION_LIST):
             raise UsageError(f"--decision {self.decision}: expected row or list")
+        choices = [ItemChoice.parse(each) for each in dict.fromkeys(self.choose or ["greedy"])]
         policies = [PolicyName.parse(each) for each in dict.fromkeys(self.policy)]
+        objectives = [Objective.of(each) for each in dict.fromkeys(self.objective)]
+        if objectives and any(each.kind == "softmax" for each in choices):
+            raise UsageError(
+                "--choose softmax:T is of click rates; with --objective expected greedy or epsilon:E"
+            )
+        if objectives and not any(each.is_model for each in policies):
+            raise UsageError("--objective is an order of published models; expected one as --policy")
+        beside = {name: name for each in objectives for name in each.models}
+        for text in self.beside:
+            name, _, model = text.partition("=")
+            if not model or name not in beside:
+                raise UsageError(
+                    f"--beside {text}: expected NAME=MODEL[:VERSION][@VARIANT] or NAME=FILE.arrow[@VARIANT], with a "
+                    f"NAME of an --objective: {listed(beside, name)}"
+                )
+            beside[name] = model
+        others = {name: PolicyName.parse(model) for name, model in beside.items()}
         return EstimationRun(
             spec=spec,
             policies=policies,
             models={each.name: read_named(each.name, store) for each in policies if each.is_model},
-            choices=[ItemChoice.parse(each) for each in dict.fromkeys(self.choose or ["greedy"])],
+            choices=choices,
             items=SideTable.of_items(items, spec.input) if items else None,
             without=self.without,
             decision=self.decision or default,
             options=EstimatorOptions(self.clip, self.bootstrap, self.seed),
             with_model=self.reward_model,
             table=table,
+            objectives=objectives,
+            beside={name: (each.variant, read_named(each.name, store)) for name, each in others.items()},
         )
 
 
@@ -180,6 +218,8 @@ def estimate(
     marginal_propensity: str | None = None,
     marginal_target: str | None = None,
     choose: Sequence[str] = (),
+    objective: str | Sequence[str] = (),
+    beside: Mapping[str, str] | None = None,
     reward_model: bool = False,
     clip: float | None = None,
     bootstrap: int = 1000,
@@ -191,9 +231,10 @@ def estimate(
     """Estimate what target policies would have earned, from a table of actions, rewards and propensities.
 
     The arguments are the flags of `ftrie estimate`: target names columns with the probabilities of target policies;
-    policies: `uniform`, or models as `MODEL[:VERSION][@VARIANT]` or `FILE.arrow[@VARIANT]`, which choose by `choose`. A
-    policy that the table says too little about has no estimates, and the reasons in `refused`. Raises SpecError for a
-    missing column, InputError for data that cannot be read, NoSupport where no other policy can be estimated.
+    policies: `uniform`, or models as `MODEL[:VERSION][@VARIANT]` or `FILE.arrow[@VARIANT]`, which choose by `choose`,
+    and order by `objective` if given, with the models `beside` it. A policy that the table says too little about has no
+    estimates, and the reasons in `refused`. Raises SpecError for a missing column, InputError for data that cannot be
+    read, NoSupport where no other policy can be estimated.
     """
     output = LibraryOutput(progress)
     names = (target,) if isinstance(target, str) else tuple(target)
@@ -203,6 +244,8 @@ def estimate(
     how = PolicyFlags(
         policy=tuple(policies),
         choose=tuple(choose),
+        objective=(objective,) if isinstance(objective, str) else tuple(objective),
+        beside=tuple(f"{name}={model}" for name, model in (beside or {}).items()),
         propensity=propensity,
         position=position,
         clip=clip,

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate, pairwise
 
-from model_store.errors import ArtefactError, ExperimentError, SpecError
+from model_store.errors import ArtefactError, ExperimentError, ObjectiveError, SpecError
+from model_store.features.objective import Objective
 from model_store.keys import cure
 from model_store.spec.spec import ModelSpec, spec_from_json
 from model_store.versions.audit import By
@@ -248,14 +249,10 @@ def check_objective(text: str) -> None:
     """Raise ExperimentError for an objective that cannot be compiled. An empty text is no objective."""
     if not text:
         return
-    # Only here: they import gRPC, which `ftrie experiment` has no other use for.
-    from server.errors import ObjectiveError
-    from server.ranking.select.objective import Objective
-
     try:
         Objective.of(text)
     except ObjectiveError as error:
-        raise ExperimentError(str(error)) from None
+        raise ExperimentError(f"objective: {error}") from None
 
 
 def _shares(

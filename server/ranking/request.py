@@ -16,11 +16,12 @@ from google.protobuf.message import DecodeError
 
 from ctr.v1.ranking_pb2 import Cap as CapMessage
 from ctr.v1.ranking_pb2 import ExplainRequest, Features, FeatureValue, Filter, RankRequest
-from model_store.errors import FieldValueError, listed
+from model_store.errors import FieldValueError, ObjectiveError, listed
 from model_store.features.features import FeaturePlan
+from model_store.features.objective import Objective
 from model_store.spec.values import Value
 from model_store.versions.experiments import THOMPSON, Explore
-from server.errors import InvalidRequest, check_deadline, unreadable
+from server.errors import InvalidObjective, InvalidRequest, check_deadline, unreadable
 from server.model.columns import InlineItem, ItemIds
 from server.ranking.limits import (
     MAX_CANDIDATES,
@@ -35,7 +36,6 @@ from server.ranking.limits import (
 from server.ranking.request_kernels import FIELDS, FOUND, IRREGULAR, REST, split
 from server.ranking.select.exploration import Exploration
 from server.ranking.select.filters import AnyOf, Cap, Condition, InRange, NoneOf
-from server.ranking.select.objective import Objective
 from server.ranking.select.selection import Options
 
 Array = npt.NDArray[Any]
@@ -429,8 +429,12 @@ def read_options(
     apprentice = apprentice and extras.variant is None and not extras.candidate_set
     if not (objective or extras.filter_count or extras.caps or exploration is not None or apprentice):
         return None
+    try:
+        compiled = Objective.of(objective) if objective else None
+    except ObjectiveError as error:
+        raise InvalidObjective(str(error)) from None
     return Options(
-        Objective.of(objective) if objective else None,
+        compiled,
         _conditions(extras, until_s),
         _caps(extras.caps),
         None if apprentice else exploration,

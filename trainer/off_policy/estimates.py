@@ -20,7 +20,7 @@ with replacement, the same draws for all policies. DM has no interval: its error
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,7 @@ import numpy.typing as npt
 import pyarrow.compute as pc
 
 from model_store.errors import InputError, NoSupport, SpecError
+from model_store.features.objective import Objective
 from model_store.model_files import NamedModel
 from model_store.spec.spec import ModelSpec
 from trainer.examples.side_tables import SideTable
@@ -43,6 +44,7 @@ from trainer.off_policy.policies import (
     ItemChoice,
     LearningScores,
     ListOrder,
+    Ordering,
     Policies,
     PolicyName,
     PolicyWeights,
@@ -79,6 +81,7 @@ RATIOS = {
 _PER_LIST = "lists"
 _NO_INTERVAL = "dm"
 _REWARDS = "reward model"
+_BESIDE = "beside "
 _MOST_CHANCES = 1 << 27
 
 Sums = Mapping[str, Array]
@@ -425,8 +428,9 @@ class Estimates:
 class EstimationRun:
     """The options of a run. models: the published models among the policies, by name.
 
-    with_model: fit a reward model too, for DM, DR, Switch-DR, DRos and cascade-DR. table: the columns of a plain table
-    of rewards, None for a log.
+    with_model: fit a reward model too, for DM, DR, Switch-DR, DRos and cascade-DR. objectives: by which models order;
+    none: by their click rates; beside: the variant and the model behind each name in them. table: the columns of a
+    plain table of rewards, None for a log.
     """
 
     spec: ModelSpec
@@ -439,11 +443,16 @@ class EstimationRun:
     options: EstimatorOptions
     with_model: bool = False
     table: TableColumns | None = None
+    objectives: Sequence[Objective] = ()
+    beside: Mapping[str, tuple[str | None, NamedModel]] = field(default_factory=dict)
 
     @property
     def specs(self) -> dict[str, ModelSpec]:
         """The specs for hashing the log's rows, of the policies and the reward model that use features."""
         specs = {name: scoring_spec(model.artefact.spec, self.without) for name, model in self.models.items()}
+        specs |= {
+            _BESIDE + name: scoring_spec(model.artefact.spec) for name, (_, model) in self.beside.items()
+        }
         if self.table is not None:  # whose columns have the names of the flags, not those of a model's log
             return {name: spec.model_copy(update={"input": self.spec.input}) for name, spec in specs.items()}
         if any(policy.name == LEARNING for policy in self.policies):
@@ -516,7 +525,7 @@ class EstimationRun:
             as_weights = PolicyWeights(name, chances / rows.propensity) if chances.ndim == 1 else None
             yield name, as_weights or Policies.given(name, chances)
         for policy in dict.fromkeys(self.policies):
-            scores: PublishedScores | LearningScores
+            all_scores: list[PublishedScores | LearningScores]
             if policy.name == LOGGED:
                 yield LOGGED, PolicyWeights(LOGGED, np.ones(len(rows)))
                 continue
@@ -526,11 +535,28 @@ class EstimationRun:
                 yield UNIFORM, Policies.given(UNIFORM, of_all)
                 continue
             if policy.name == LEARNING:
-                scores = LearningScores(resolved[LEARNING], LEARNING, policy.variant)
+                all_scores = [LearningScores(resolved[LEARNING], LEARNING, policy.variant)]
             else:
                 named = self.models[policy.name]
-                scores = PublishedScores(named.artefact, resolved[policy.name], named.name, policy.variant)
-            yield policy.name, Policies.by_scores(scores, self.choices, rows, decisions, candidates)
+                of = named.artefact, resolved[policy.name], named.name, policy.variant
+                all_scores = [PublishedScores(*of, each) for each in self._orderings(resolved)]
+            for scores in all_scores:
+                yield policy.name, Policies.by_scores(scores, self.choices, rows, decisions, candidates)
+
+    def _orderings(self, resolved: dict[str, ModelSpec]) -> list[Ordering | None]:
+        """The objectives with what they need; None alone without any."""
+        others = {
+            name: PublishedScores(
+                model.artefact,
+                resolved[_BESIDE + name],
+                model.name,
+                variant or next(iter(model.artefact.spec.variants)),
+            )
+            for name, (variant, model) in self.beside.items()
+        }
+        return [Ordering(each, {name: others[name] for name in each.models}) for each in self.objectives] or [
+            None
+        ]
 
     def _reward_model(
         self, rows: LoggedRows, candidates: Candidates, resolved: dict[str, ModelSpec], propensity: str | None

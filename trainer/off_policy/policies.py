@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +22,13 @@ import pyarrow.compute as pc
 
 from model_store.artefact.artefact import Artefact
 from model_store.errors import InputError, SpecError, listed
+from model_store.features.objective import Objective, order_key
 from model_store.spec.spec import ModelSpec
 from trainer.examples.hashing import ExampleMaker, Examples
 from trainer.examples.side_tables import SideTable
-from trainer.formats.cells import number_column
+from trainer.formats.cells import number_column, plain
 from trainer.learn.model import LearningModel
-from trainer.learn.scorer import PredictingMaker, Scorer, log_odds
+from trainer.learn.scorer import PredictingMaker, Scorer, Scores, log_odds
 from trainer.off_policy.logged import Decisions, LoggedRows
 
 Array = npt.NDArray[Any]
@@ -177,6 +178,17 @@ class Candidates:
         logged[index[index >= 0]] = True
         return cls(ids, {**columns, item: ids}, index, logged, varying)
 
+    def numbers(self, name: str, spec: ModelSpec) -> Array:
+        """float64[candidates] of a field of the model, or another column; NaN where there is no number."""
+        field = spec.fields.get(name)
+        column = (field.column if field is not None else None) or name
+        if column not in self.columns:
+            raise SpecError(
+                f"--objective: no candidate has {name!r}; candidates have: {listed(self.columns, name)}; --items may "
+                "name a file with it"
+            )
+        return number_column(plain(self.columns[column]))[0]
+
 
 def columns_of_items(*specs: ModelSpec) -> frozenset[str]:
     """The log columns of fields with side = "item". Raises SpecError for a spec without any."""
@@ -225,33 +237,75 @@ def varies(column: Any, index: Array, of_items: Any) -> bool:
     )
 
 
+class Ordering(NamedTuple):
+    """An objective, and the scores of one variant of each other model that it names."""
+
+    objective: Objective
+    others: Mapping[str, PublishedScores]
+
+
+class _Predicted(NamedTuple):
+    """What a model predicts of every candidate: float64[k, candidates, variants]."""
+
+    score: Array
+    ctr: Array
+
+
 class PublishedScores:
     """Scores by a published model: its scores; with calibration or the probit link, the log-odds of the click rates.
 
-    names: of the policies, one per variant.
+    With an objective, what a server orders by. names: of the policies, one per variant.
     """
 
     def __init__(
-        self, artefact: Artefact, resolved: ModelSpec, name: str, variant: str | None = None
+        self,
+        artefact: Artefact,
+        resolved: ModelSpec,
+        name: str,
+        variant: str | None = None,
+        ordering: Ordering | None = None,
     ) -> None:
         """resolved: the model's spec against the log's columns; variant: None for all. Raises SpecError."""
-        self._scorer = Scorer(artefact)
+        self._scorer, self._ordering = Scorer(artefact), ordering
         self._maker = PredictingMaker(resolved)
         self._columns = columns_of(self._scorer.variants, variant, name)
-        self.names = tuple(f"{name}@{self._scorer.variants[column]}" for column in self._columns)
+        by = f" by {ordering.objective.text}" if ordering is not None else ""
+        self.names = tuple(f"{name}@{self._scorer.variants[column]}{by}" for column in self._columns)
 
     def of(self, rows: LoggedRows, decisions: Decisions, chosen: Array, candidates: Candidates) -> Array:
         """Scores of the candidates in the chosen decisions: float64[k, candidates, names].
 
         chosen: int64[k], ascending, whole requests; each decision is passed once, in order. Raises InputError where a
-        candidate's values are not valid for the model's fields.
+        candidate's values are not valid for the model's fields, SpecError where no candidate has a field of the
+        objective.
         """
-        examples = expanded(self._maker, rows, decisions.first[chosen], candidates)
-        scores = self._scorer.score(self._maker, examples)
+        first = decisions.first[chosen]
+        scores = self._scores(rows, first, candidates)
         artefact = self._scorer.artefact
         are_log_odds = artefact.calibration is None and artefact.spec.learner.link == "logit"
-        chosen_scores = scores.score if are_log_odds else log_odds(scores.ctr)
-        return chosen_scores[:, self._columns].reshape(len(chosen), len(candidates), len(self._columns))
+        latent = self._shaped(scores.score if are_log_odds else log_odds(scores.ctr), candidates)
+        if self._ordering is None:
+            return latent
+        objective, others = self._ordering
+        value = objective.evaluate(
+            self._shaped(scores.score, candidates),
+            self._shaped(scores.ctr, candidates),
+            self._shaped(scores.uncertainty, candidates),
+            lambda name: candidates.numbers(name, artefact.spec)[:, None],
+            {name: other.predicted(rows, first, candidates) for name, other in others.items()},
+        )
+        return order_key(value, latent)
+
+    def predicted(self, rows: LoggedRows, first: Array, candidates: Candidates) -> _Predicted:
+        """Predictions for every candidate in the place of rows `first`."""
+        scores = self._scores(rows, first, candidates)
+        return _Predicted(self._shaped(scores.score, candidates), self._shaped(scores.ctr, candidates))
+
+    def _scores(self, rows: LoggedRows, first: Array, candidates: Candidates) -> Scores:
+        return self._scorer.score(self._maker, expanded(self._maker, rows, first, candidates))
+
+    def _shaped(self, values: Array, candidates: Candidates) -> Array:
+        return values[:, self._columns].reshape(-1, len(candidates), len(self._columns))
 
 
 class LearningScores:

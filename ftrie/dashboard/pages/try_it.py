@@ -35,11 +35,11 @@ from ftrie.draw.notebook import paragraph
 from model_store.artefact.artefact import Artefact
 from model_store.artefact.inspection import key_ranges, key_text
 from model_store.errors import FtrieError, UsageError, VersionNotFound
+from model_store.features.objective import Objective
 from model_store.records.records import ItemsState
 from model_store.spec.keys import unescape
 from model_store.spec.kinds import KINDS
 from model_store.spec.spec import ModelSpec
-from server.ranking.select.objective import Objective
 
 MOST_BARS = 15
 MOST_CANDIDATES = 1_000

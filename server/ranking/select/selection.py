@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from model_store.artefact.calibration import Curve
+from model_store.features.objective import LARGEST, Objective, order_key
 from model_store.normal_kernels import normal_cdfs
 from model_store.versions.experiments import Explore
 from server.errors import Degradation, check_deadline
@@ -29,16 +30,12 @@ from server.ranking.select.exploration import (
     uniforms,
 )
 from server.ranking.select.filters import CandidateColumns, Cap, Condition, Groups
-from server.ranking.select.objective import Objective
 from server.ranking.select.select_kernels import click_rates
 
 Array = npt.NDArray[Any]
 
 Valued = Callable[[Array, Array], Array]
 """From scores and what the link maps to their click rates, to the values that order candidates."""
-
-LARGEST = 1e300
-"""A larger result counts as infinite, so that candidates without a result can be ordered below all results."""
 
 
 class Spent(NamedTuple):
@@ -115,15 +112,6 @@ class Scored:
         uncertainty = None if self.uncertainty is None else self.uncertainty[kept]
         evidence = None if self.evidence is None else self.evidence[kept]
         return Scored(self.score[kept], uncertainty, self.curve, self.noise, evidence)
-
-
-def order_key(value: Array, latent: Array) -> Array:
-    """The key to order by, descending: `value` where it is finite; all others below it, ordered by `latent`."""
-    with np.errstate(all="ignore"):
-        good = np.abs(value) <= LARGEST
-        within = np.sign(latent) * (1.0 - 1.0 / (1.0 + np.abs(latent)))  # rises with it, in (-1, 1)
-        # From -3 to -1 times LARGEST: finite, and below every value that counts.
-        return np.where(good, value, LARGEST * (within - 2.0))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import ftrie
-from model_store.errors import InputError, NoSupport, SpecError
+from model_store.errors import InputError, NoSupport, SpecError, UsageError
 from tests.ftrie.conftest import Ask, Say
 
 ACTIONS = ["a", "b", "c"]
@@ -125,6 +125,20 @@ def test_the_library_takes_a_table_in_memory_and_a_model(tmp_path: Path, ask: As
     found = ftrie.estimate(pa.table(columns), [model, "uniform"], progress=False, **how)
     printed = ask("estimate", log, "--policy", model, "--policy", "uniform", *flags)
     assert json.loads(json.dumps(asdict(found))) == printed
+    order, by = ("ctr - 2 * offers.ctr", {"offers": f"{model}@base"})
+    found_by = ftrie.estimate(
+        pa.table(columns),
+        [model],
+        objective=order,
+        beside=by,
+        progress=False,
+        choose=["epsilon:0.3"],
+        bootstrap=0,
+    )
+    flags = ("--objective", order, "--beside", f"offers={by['offers']}", *flags)
+    assert json.loads(json.dumps(asdict(found_by))) == ask("estimate", log, "--policy", model, *flags)
+    assert found_by.policies[0].name == f"offers.arrow@base by {order} epsilon:0.3"
+    assert found_by.policies[0].estimates["ips"] != found.policies[0].estimates["ips"]
     best = 0.7 * EARNS["c"] + 0.3 * sum(EARNS.values()) / 3
     assert found.policies[0].estimates["snips"].value == pytest.approx(best, abs=0.3)
 
@@ -141,6 +155,15 @@ def test_the_library_takes_a_table_in_memory_and_a_model(tmp_path: Path, ask: As
         ({}, ("--context", "size"), SpecError, "no column 'size' in the table"),
         ({}, ("--reward", "money"), SpecError, "no column 'money'"),
         ({}, ("--marginal-target", "chance"), SpecError, "belong together"),
+        ({}, ("--objective", "ctr *"), UsageError, "at character 6: got the end"),
+        ({}, ("--objective", "ctr"), UsageError, "expected one as --policy"),
+        ({}, ("--objective", "ctr", "--choose", "softmax:1"), UsageError, "expected greedy or epsilon:E"),
+        (
+            {},
+            ("--policy", "m.arrow", "--objective", "a.ctr", "--beside", "b=c"),
+            UsageError,
+            "expected NAME=MODEL",
+        ),
     ],
 )
 def test_a_table_that_cannot_be_judged_is_refused_by_name(

@@ -26,9 +26,9 @@ from model_store.store import Store
 from server.errors import (
     MAX_MESSAGE_BYTES,
     Degradation,
+    InvalidObjective,
     InvalidRequest,
     NotReady,
-    ObjectiveError,
     abort,
     is_own_fault,
 )
@@ -336,7 +336,7 @@ def failed(error: Exception, **more: Any) -> CallFailed:
 
 def test_each_error_has_its_reason_the_fields_at_fault_and_when_to_try_again() -> None:
     for error, reason, fields in (
-        (ObjectiveError("character 3: got '*'"), "INVALID_OBJECTIVE", ["objective"]),
+        (InvalidObjective("character 3: got '*'"), "INVALID_OBJECTIVE", ["objective"]),
         (InvalidRequest('user.values["a: b, c"]', "x"), "INVALID_REQUEST", ['user.values["a: b, c"]']),
         (InvalidRequest(("user", "context"), "1025 fields"), "INVALID_REQUEST", ["user", "context"]),
         (InvalidRequest((), "the sets of a*b: too many"), "INVALID_REQUEST", []),

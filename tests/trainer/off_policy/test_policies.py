@@ -10,8 +10,10 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
+from ftrie.api.ranker import Ranker
 from model_store.artefact.artefact import Artefact
 from model_store.features.features import FeaturePlan
+from model_store.features.objective import Objective
 from model_store.model_files import NamedModel
 from model_store.spec.keys import BIAS
 from model_store.spec.spec import parse_spec
@@ -96,6 +98,51 @@ def slow_chance(choice: ItemChoice, scores: dict[str, float], item: str) -> floa
     best = max(scores, key=lambda name: scores[name])
     epsilon = choice.value if choice.kind == "epsilon" else 0.0
     return float((1 - epsilon) * (item == best) + epsilon / len(scores))
+
+
+PRICES = {"a": 1.0, "b": 9.0, "d": 30.0, "e": 4.0}
+"""Of all items but c, which has no value by its price and is last."""
+WORTH = "ctr * purchase.ctr * price"
+
+
+def test_what_an_objective_orders_first_is_what_a_server_does(artefact: Artefact, tmp_path: Path) -> None:
+    """Given models of clicks and of purchases, the estimate is that of each row's first item by the server's code."""
+    alone = SPEC[: SPEC.index("[variants]")].replace('"shop"', '"purchase"') + "[learner]\nl1 = 0.0\n"
+    log = write_rows(tmp_path / "before.csv", rows_of(400, seed=9))
+    other = train(parse_spec(alone), Log([str(log)]), rejects=RejectLog()).model.artefact()
+    items = {item: {"brand": ITEMS[item], "price": PRICES.get(item)} for item in ITEMS}
+    ranker = Ranker(artefact, items, beside={"purchase": Ranker(other, items)})
+    lines = [f"{item},{ITEMS[item]},{PRICES.get(item, '')}\n" for item in ITEMS]
+    (tmp_path / "priced.csv").write_text("item,brand,price\n" + "".join(lines))
+    spec = parse_spec(SPEC)
+    table = SideTable.of_items(tmp_path / "priced.csv", spec.input)
+    of_rows = Log([str(write_rows(tmp_path / "log.csv", LOG))], tables=[table])
+    objectives = [Objective.of("ctr"), Objective.of(WORTH)]
+    found = EstimationRun(
+        *(spec, [PolicyName("shop.arrow", "plain")], {"shop.arrow": NamedModel(artefact, "shop.arrow")}),
+        *([ItemChoice()], table, (), DECISION_ROW, EstimatorOptions(bootstrap=0)),
+        objectives=objectives,
+        beside={"purchase": (None, NamedModel(other, "purchase.arrow"))},
+    ).run(LogOfRows(of_rows, None, None, DECISION_ROW).read)
+    assert [each.name for each in found.policies] == [
+        "shop.arrow@plain by ctr greedy",
+        f"shop.arrow@plain by {WORTH} greedy",
+    ]
+    for policy, objective in zip(found.policies, objectives, strict=True):
+        weights = []
+        for row in LOG:
+            asked = {
+                "user": {"age": row["age"]},
+                "context": {"place": row["position"], "position": row["position"]},
+            }
+            answer = ranker.rank(
+                candidates=[*ITEMS], objective=objective.text, variant="plain", top_k=1, **asked
+            )
+            weights.append((answer.items[0].id == row["item"]) / row["propensity"])
+        clicks = sum(w * row["click"] for w, row in zip(weights, LOG, strict=True))
+        assert 0 < sum(w > 0 for w in weights) < len(LOG)
+        assert policy.estimates["ips"].value == pytest.approx(clicks / len(LOG))
+        assert policy.estimates["snips"].value == pytest.approx(clicks / sum(weights))
 
 
 def test_a_models_estimates_are_those_of_scores_taken_row_by_row(artefact: Artefact, tmp_path: Path) -> None:

@@ -23,17 +23,16 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from model_store.errors import listed
-from server.errors import ObjectiveError
-from server.ranking.limits import (
-    MAX_FUNCTION_ARGUMENTS,
-    MAX_OBJECTIVE_CHARACTERS,
-    MAX_OBJECTIVE_DEPTH,
-    MAX_OBJECTIVE_STEPS,
-)
+from model_store.errors import ObjectiveError, listed
 
 Array = npt.NDArray[Any]
 
+MAX_CHARACTERS = 1000
+MAX_STEPS = 200
+MAX_DEPTH = 30
+MAX_FUNCTION_ARGUMENTS = 8
+LARGEST = 1e300
+"""A larger result counts as infinite, so that candidates without a result can be ordered below all results."""
 REMEMBERED_OBJECTIVES = 256
 
 
@@ -97,6 +96,15 @@ class Objective:
                     _apply(step, stack)
         # An objective without scores or fields is one number.
         return np.broadcast_to(np.asarray(stack[0], np.float64), score.shape)
+
+
+def order_key(value: Array, latent: Array) -> Array:
+    """The key to order by, descending: `value` where it is finite; all others below it, ordered by `latent`."""
+    with np.errstate(all="ignore"):
+        good = np.abs(value) <= LARGEST
+        within = np.sign(latent) * (1.0 - 1.0 / (1.0 + np.abs(latent)))  # rises with it, in (-1, 1)
+        # From -3 to -1 times LARGEST: finite, and below every value that counts.
+        return np.where(good, value, LARGEST * (within - 2.0))
 
 
 @lru_cache(REMEMBERED_OBJECTIVES)
@@ -194,8 +202,8 @@ Step = Push | Load | Apply
 
 def parse(text: str) -> tuple[Step, ...]:
     """The program of an objective. Raises ObjectiveError with the character's number. O(length)."""
-    if len(text) > MAX_OBJECTIVE_CHARACTERS:
-        raise ObjectiveError(f"{len(text)} characters; the limit is {MAX_OBJECTIVE_CHARACTERS}")
+    if len(text) > MAX_CHARACTERS:
+        raise ObjectiveError(f"{len(text)} characters; the limit is {MAX_CHARACTERS}")
     parser = _Parser(text)
     parser.objective()
     if parser.next.kind != "end":
@@ -309,17 +317,17 @@ class _Parser:
             self._add(Apply(function.apply, 2))
 
     def _add(self, step: Step) -> None:
-        if len(self.steps) == MAX_OBJECTIVE_STEPS:
+        if len(self.steps) == MAX_STEPS:
             raise ObjectiveError(
-                f"at character {self.next.at}: more than {MAX_OBJECTIVE_STEPS} numbers, names and operations"
+                f"at character {self.next.at}: more than {MAX_STEPS} numbers, names and operations"
             )
         self.steps.append(step)
 
     def _deeper(self) -> None:
         self._depth += 1
         # The parser calls itself: no text may exhaust Python's stack.
-        if self._depth > MAX_OBJECTIVE_DEPTH:
-            raise ObjectiveError(f"at character {self.next.at}: nested more than {MAX_OBJECTIVE_DEPTH} deep")
+        if self._depth > MAX_DEPTH:
+            raise ObjectiveError(f"at character {self.next.at}: nested more than {MAX_DEPTH} deep")
 
     def _take(self) -> Token:
         taken = self.next
