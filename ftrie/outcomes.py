@@ -461,18 +461,22 @@ def _preferences(
     found: Mapping[str, OnlineCell], base: str | None, order: Sequence[str], effect: float
 ) -> Iterator[Preference]:
     for together, cell in found.items():
+        credit = credit_of(cell)
         teams = sorted(
-            cell.credit, key=lambda name: (name != base, order.index(name) if name in order else 0, name)
+            credit, key=lambda name: (name != base, order.index(name) if name in order else 0, name)
         )
-        whole = sum((cell.credit[name][1] for name in teams), np.zeros(BUCKETS, np.int64))
-        # What counts against a team counts for the others, in equal parts.
-        credit = {
-            name: (gained + (whole - lost) / max(1, len(teams) - 1)) * CTR_UNIT
-            for name in teams
-            for gained, lost in (cell.credit[name],)
-        }
         for name in teams[1:]:
             yield _preference(name, teams[0], together, cell, credit, effect, LEVEL / (len(teams) - 1))
+
+
+def credit_of(cell: OnlineCell) -> dict[str, npt.NDArray[np.float64]]:
+    """The clicks that count for each interleaved variant, by bucket."""
+    whole = sum((lost for _, lost in cell.credit.values()), np.zeros(BUCKETS, np.int64))
+    # What counts against a team counts for the others, in equal parts.
+    others = max(1, len(cell.credit) - 1)
+    return {
+        name: (gained + (whole - lost) / others) * CTR_UNIT for name, (gained, lost) in cell.credit.items()
+    }
 
 
 def _preference(
