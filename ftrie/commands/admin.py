@@ -89,8 +89,11 @@ def reload(
         print(f"{model}: {reloaded['problem']}")
 
 
-def traffic(shares: list[Plain]) -> str:
-    """The first variants' shares; 32 do not fit into a table."""
+def traffic(split: Plain) -> str:
+    """The variants that answer together, or the first variants' shares; 32 do not fit into a table."""
+    if split["interleave"]:
+        return f"{'+'.join(split['interleave'])}, {split['draft']} draft"
+    shares = split["shares"]
     first = ", ".join(f"{s['variant']} {s['share']:.1%}" for s in shares[:MOST_VARIANTS])
     return first if len(shares) <= MOST_VARIANTS else f"{first}, … {len(shares)} in all"
 
@@ -107,7 +110,7 @@ def _print_models(models: list[Plain]) -> None:
                 m["key_count"],
                 m["item_count"],
                 m["source"] + (" (away)" if m["store_unavailable"] else ""),
-                traffic(m["traffic_split"]["shares"]),
+                traffic(m["traffic_split"]),
             ]
             for m in models
         ],

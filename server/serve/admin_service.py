@@ -138,6 +138,8 @@ class ModelAdminService:
                 problem=experiment.problem,
                 exploration=str(assignment.explore or ""),
                 apprentice=assignment.apprentice,
+                interleave=assignment.teams.names if assignment.teams else (),
+                draft=assignment.experiment.draft if assignment.teams and assignment.experiment else "",
             ),
         )
         if of.published:

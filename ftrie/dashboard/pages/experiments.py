@@ -37,6 +37,7 @@ from ftrie.draw.notebook import paragraph
 from ftrie.outcomes import NAMELESS, NEEDED, POWER, Outcomes, Rate, outcomes
 from model_store.errors import ExperimentError, InputError
 from model_store.versions.audit import By
+from model_store.versions.experiments import PROBABILISTIC, TEAM
 from model_store.versions.model_versions import ModelVersions
 from model_store.versions.online_metrics import AGREED, CALLER, OWN, OnlineSums
 
@@ -75,6 +76,7 @@ def build(view: View) -> Refresh:
         lifts = Picture("There is no other variant with enough clicks yet.")
     with card("Outcomes"):
         table, remarks = Table("Outcomes by variant"), Text("quiet")
+        preferred = Table("Credit of interleaved variants")
     with card("Shares of the traffic").classes("half"):
         shares, badge = Table("Planned and observed shares of the traffic"), Text()
     with card(
@@ -129,6 +131,7 @@ def build(view: View) -> Refresh:
         rates.show(intervals(_rates(found), value_title="click rate", percent=True, colours=colours))
         lifts.show(intervals(_lifts(found), value_title="lift", percent=True, reference=0.0, colours=colours))
         table.show(*_table(found))
+        preferred.show(*_preferred(found), "no interleaved answers in this time")
         remarks.show(_remarks(view, found))
         shares.show(*_shares(view, found))
         badge.show(_badge(found))
@@ -183,6 +186,8 @@ def _tiles(view: View, found: ExperimentFigures) -> str:
     kind = (
         "the spec's shares"
         if experiment is None
+        else "interleaved"
+        if experiment.interleave
         else "running"
         if experiment.running
         else f"stopped: {experiment.winner}"
@@ -252,6 +257,26 @@ def _table(found: ExperimentFigures) -> tuple[list[str], list[list[Any]]]:
             ]
         )
     return COLUMNS, rows
+
+
+def _preferred(found: ExperimentFigures) -> tuple[list[str], list[list[Any]]]:
+    """Each interleaved variant against the base, in one list's clicks."""
+    rows: list[list[Any]] = []
+    for each in found.outcomes.preferences:
+        ends = each.interval
+        rows.append(
+            [
+                each.variant,
+                each.base,
+                f"{each.requests:,}",
+                percent(each.share, 1),
+                f"{percent(ends.low, 1)} to {percent(ends.high, 1)}" if ends else "",
+                f"{each.p:.4f}" if each.p is not None else "",
+                f"{each.needed:,}" if each.needed is not None else "",
+            ]
+        )
+    columns = ["variant", "against", "requests", "share of the credit", "always valid 95 %", "p", "needed"]
+    return columns, rows
 
 
 def _remarks(view: View, found: ExperimentFigures) -> str:
@@ -355,11 +380,16 @@ def _marks(view: View, begin: int, stop: int) -> list[tuple[float, str]]:
 
 
 def _controls(view: View) -> None:
-    """Fields for shares, a pin, and an end of the experiment; each change is asked for once."""
+    """Fields for shares, interleaving, a pin, and an end of the experiment; each change is asked for once."""
 
     def divide(versions: ModelVersions, by: By) -> str:
         given = {name: (field.value or 0.0) / 100.0 for name, field in shares.items()}
         return changed_experiment(versions, by, lambda before: before.divided(given), "Shares changed")
+
+    def interleave(versions: ModelVersions, by: By) -> str:
+        names = [name.strip() for name in together.value.split(",") if name.strip()]
+        done = f"{' and '.join(names)} answer together" if names else "The shares divide"
+        return changed_experiment(versions, by, lambda e: e.interleaved(names, draft.value), done)
 
     def pin(versions: ModelVersions, by: By) -> str:
         if not cookie.value:
@@ -402,6 +432,22 @@ def _controls(view: View) -> None:
             "Change the shares of the traffic?",
             lambda: ", ".join(f"{name} {field.value or 0:g} %" for name, field in shares.items()),
             divide,
+        )
+    with fields():
+        record = view.state.experiment
+        together = ui.input("Interleaved variants", value=",".join(record.interleave if record else ()))
+        together.props("dense outlined")
+        draft = choose("Draft", [TEAM, PROBABILISTIC], record.draft if record else TEAM)
+        change_button(
+            view,
+            "Interleave",
+            "Change who answers?",
+            lambda: (
+                f"{together.value} answer each request together, in one list."
+                if together.value
+                else "One variant answers each request, by the shares."
+            ),
+            interleave,
         )
     with fields():
         cookie = ui.input("Cookie").props("dense outlined")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12\x63tr/v1/admin.proto\x12\x06\x63tr.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa1\x04\n\x0bModelStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x07version\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12!\n\x04kind\x18\x03 \x01(\x0e\x32\x13.ctr.v1.VersionKind\x12\x0e\n\x06sha256\x18\x04 \x01(\t\x12\x16\n\x0e\x63ontent_digest\x18\x05 \x01(\t\x12\x30\n\x0cpublish_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x34\n\x10serve_start_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tkey_count\x18\x08 \x01(\x03\x12\x12\n\nitem_count\x18\t \x01(\x03\x12#\n\x06source\x18\n \x01(\x0e\x32\x13.ctr.v1.ModelSource\x12\x19\n\x11store_unavailable\x18\x0b \x01(\x08\x12>\n\x0erefusal_counts\x18\x0c \x03(\x0b\x32&.ctr.v1.ModelStatus.RefusalCountsEntry\x12\x0f\n\x07problem\x18\r \x01(\t\x12+\n\rtraffic_split\x18\x0e \x01(\x0b\x32\x14.ctr.v1.TrafficSplit\x12\x14\n\x0c\x64isk_problem\x18\x0f \x01(\t\x1a\x34\n\x12RefusalCountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x42\n\n\x08_version\"\x91\x01\n\x0cTrafficSplit\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12$\n\x06shares\x18\x02 \x03(\x0b\x32\x14.ctr.v1.VariantShare\x12\x0f\n\x07shadows\x18\x03 \x03(\t\x12\x0f\n\x07problem\x18\x04 \x01(\t\x12\x13\n\x0b\x65xploration\x18\x06 \x01(\t\x12\x12\n\napprentice\x18\x07 \x01(\x08\".\n\x0cVariantShare\x12\x0f\n\x07variant\x18\x01 \x01(\t\x12\r\n\x05share\x18\x02 \x01(\x01\"\xcc\x01\n\x0cWorkerStatus\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x0b\n\x03pid\x18\x02 \x01(\x05\x12\"\n\x05state\x18\x03 \x01(\x0e\x32\x13.ctr.v1.WorkerState\x12\x15\n\rrestart_count\x18\x04 \x01(\x05\x12\x34\n\x08versions\x18\x05 \x03(\x0b\x32\".ctr.v1.WorkerStatus.VersionsEntry\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\x12\n\x10GetStatusRequest\"\xab\x01\n\x11GetStatusResponse\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\r\n\x05ready\x18\x02 \x01(\x08\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\x12#\n\x06models\x18\x04 \x03(\x0b\x32\x13.ctr.v1.ModelStatus\x12%\n\x07workers\x18\x05 \x03(\x0b\x32\x14.ctr.v1.WorkerStatus\x12\x18\n\x10predecessor_pids\x18\x06 \x03(\x05\"\x1e\n\rReloadRequest\x12\r\n\x05model\x18\x01 \x01(\t\"4\n\x0eReloadResponse\x12\"\n\x05model\x18\x01 \x01(\x0b\x32\x13.ctr.v1.ModelStatus*Z\n\x0bModelSource\x12\x1c\n\x18MODEL_SOURCE_UNSPECIFIED\x10\x00\x12\x16\n\x12MODEL_SOURCE_STORE\x10\x01\x12\x15\n\x11MODEL_SOURCE_DISK\x10\x02*^\n\x0bVersionKind\x12\x1c\n\x18VERSION_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15VERSION_KIND_SNAPSHOT\x10\x01\x12\x16\n\x12VERSION_KIND_DELTA\x10\x02*\x92\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15WORKER_STATE_STARTING\x10\x01\x12\x18\n\x14WORKER_STATE_SERVING\x10\x02\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x03\x12\x15\n\x11WORKER_STATE_GONE\x10\x04\x32\x8e\x01\n\x11ModelAdminService\x12@\n\tGetStatus\x12\x18.ctr.v1.GetStatusRequest\x1a\x19.ctr.v1.GetStatusResponse\x12\x37\n\x06Reload\x12\x15.ctr.v1.ReloadRequest\x1a\x16.ctr.v1.ReloadResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12\x63tr/v1/admin.proto\x12\x06\x63tr.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa1\x04\n\x0bModelStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x07version\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12!\n\x04kind\x18\x03 \x01(\x0e\x32\x13.ctr.v1.VersionKind\x12\x0e\n\x06sha256\x18\x04 \x01(\t\x12\x16\n\x0e\x63ontent_digest\x18\x05 \x01(\t\x12\x30\n\x0cpublish_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x34\n\x10serve_start_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tkey_count\x18\x08 \x01(\x03\x12\x12\n\nitem_count\x18\t \x01(\x03\x12#\n\x06source\x18\n \x01(\x0e\x32\x13.ctr.v1.ModelSource\x12\x19\n\x11store_unavailable\x18\x0b \x01(\x08\x12>\n\x0erefusal_counts\x18\x0c \x03(\x0b\x32&.ctr.v1.ModelStatus.RefusalCountsEntry\x12\x0f\n\x07problem\x18\r \x01(\t\x12+\n\rtraffic_split\x18\x0e \x01(\x0b\x32\x14.ctr.v1.TrafficSplit\x12\x14\n\x0c\x64isk_problem\x18\x0f \x01(\t\x1a\x34\n\x12RefusalCountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x42\n\n\x08_version\"\xb4\x01\n\x0cTrafficSplit\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12$\n\x06shares\x18\x02 \x03(\x0b\x32\x14.ctr.v1.VariantShare\x12\x0f\n\x07shadows\x18\x03 \x03(\t\x12\x0f\n\x07problem\x18\x04 \x01(\t\x12\x13\n\x0b\x65xploration\x18\x06 \x01(\t\x12\x12\n\napprentice\x18\x07 \x01(\x08\x12\x12\n\ninterleave\x18\x08 \x03(\t\x12\r\n\x05\x64raft\x18\t \x01(\t\".\n\x0cVariantShare\x12\x0f\n\x07variant\x18\x01 \x01(\t\x12\r\n\x05share\x18\x02 \x01(\x01\"\xcc\x01\n\x0cWorkerStatus\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x0b\n\x03pid\x18\x02 \x01(\x05\x12\"\n\x05state\x18\x03 \x01(\x0e\x32\x13.ctr.v1.WorkerState\x12\x15\n\rrestart_count\x18\x04 \x01(\x05\x12\x34\n\x08versions\x18\x05 \x03(\x0b\x32\".ctr.v1.WorkerStatus.VersionsEntry\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\x12\n\x10GetStatusRequest\"\xab\x01\n\x11GetStatusResponse\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\r\n\x05ready\x18\x02 \x01(\x08\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\x12#\n\x06models\x18\x04 \x03(\x0b\x32\x13.ctr.v1.ModelStatus\x12%\n\x07workers\x18\x05 \x03(\x0b\x32\x14.ctr.v1.WorkerStatus\x12\x18\n\x10predecessor_pids\x18\x06 \x03(\x05\"\x1e\n\rReloadRequest\x12\r\n\x05model\x18\x01 \x01(\t\"4\n\x0eReloadResponse\x12\"\n\x05model\x18\x01 \x01(\x0b\x32\x13.ctr.v1.ModelStatus*Z\n\x0bModelSource\x12\x1c\n\x18MODEL_SOURCE_UNSPECIFIED\x10\x00\x12\x16\n\x12MODEL_SOURCE_STORE\x10\x01\x12\x15\n\x11MODEL_SOURCE_DISK\x10\x02*^\n\x0bVersionKind\x12\x1c\n\x18VERSION_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15VERSION_KIND_SNAPSHOT\x10\x01\x12\x16\n\x12VERSION_KIND_DELTA\x10\x02*\x92\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15WORKER_STATE_STARTING\x10\x01\x12\x18\n\x14WORKER_STATE_SERVING\x10\x02\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x03\x12\x15\n\x11WORKER_STATE_GONE\x10\x04\x32\x8e\x01\n\x11ModelAdminService\x12@\n\tGetStatus\x12\x18.ctr.v1.GetStatusRequest\x1a\x19.ctr.v1.GetStatusResponse\x12\x37\n\x06Reload\x12\x15.ctr.v1.ReloadRequest\x1a\x16.ctr.v1.ReloadResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,32 +36,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODELSTATUS_REFUSALCOUNTSENTRY']._serialized_options = b'8\001'
   _globals['_WORKERSTATUS_VERSIONSENTRY']._loaded_options = None
   _globals['_WORKERSTATUS_VERSIONSENTRY']._serialized_options = b'8\001'
-  _globals['_MODELSOURCE']._serialized_start=1294
-  _globals['_MODELSOURCE']._serialized_end=1384
-  _globals['_VERSIONKIND']._serialized_start=1386
-  _globals['_VERSIONKIND']._serialized_end=1480
-  _globals['_WORKERSTATE']._serialized_start=1483
-  _globals['_WORKERSTATE']._serialized_end=1629
+  _globals['_MODELSOURCE']._serialized_start=1329
+  _globals['_MODELSOURCE']._serialized_end=1419
+  _globals['_VERSIONKIND']._serialized_start=1421
+  _globals['_VERSIONKIND']._serialized_end=1515
+  _globals['_WORKERSTATE']._serialized_start=1518
+  _globals['_WORKERSTATE']._serialized_end=1664
   _globals['_MODELSTATUS']._serialized_start=64
   _globals['_MODELSTATUS']._serialized_end=609
   _globals['_MODELSTATUS_REFUSALCOUNTSENTRY']._serialized_start=545
   _globals['_MODELSTATUS_REFUSALCOUNTSENTRY']._serialized_end=597
   _globals['_TRAFFICSPLIT']._serialized_start=612
-  _globals['_TRAFFICSPLIT']._serialized_end=757
-  _globals['_VARIANTSHARE']._serialized_start=759
-  _globals['_VARIANTSHARE']._serialized_end=805
-  _globals['_WORKERSTATUS']._serialized_start=808
-  _globals['_WORKERSTATUS']._serialized_end=1012
-  _globals['_WORKERSTATUS_VERSIONSENTRY']._serialized_start=965
-  _globals['_WORKERSTATUS_VERSIONSENTRY']._serialized_end=1012
-  _globals['_GETSTATUSREQUEST']._serialized_start=1014
-  _globals['_GETSTATUSREQUEST']._serialized_end=1032
-  _globals['_GETSTATUSRESPONSE']._serialized_start=1035
-  _globals['_GETSTATUSRESPONSE']._serialized_end=1206
-  _globals['_RELOADREQUEST']._serialized_start=1208
-  _globals['_RELOADREQUEST']._serialized_end=1238
-  _globals['_RELOADRESPONSE']._serialized_start=1240
-  _globals['_RELOADRESPONSE']._serialized_end=1292
-  _globals['_MODELADMINSERVICE']._serialized_start=1632
-  _globals['_MODELADMINSERVICE']._serialized_end=1774
+  _globals['_TRAFFICSPLIT']._serialized_end=792
+  _globals['_VARIANTSHARE']._serialized_start=794
+  _globals['_VARIANTSHARE']._serialized_end=840
+  _globals['_WORKERSTATUS']._serialized_start=843
+  _globals['_WORKERSTATUS']._serialized_end=1047
+  _globals['_WORKERSTATUS_VERSIONSENTRY']._serialized_start=1000
+  _globals['_WORKERSTATUS_VERSIONSENTRY']._serialized_end=1047
+  _globals['_GETSTATUSREQUEST']._serialized_start=1049
+  _globals['_GETSTATUSREQUEST']._serialized_end=1067
+  _globals['_GETSTATUSRESPONSE']._serialized_start=1070
+  _globals['_GETSTATUSRESPONSE']._serialized_end=1241
+  _globals['_RELOADREQUEST']._serialized_start=1243
+  _globals['_RELOADREQUEST']._serialized_end=1273
+  _globals['_RELOADRESPONSE']._serialized_start=1275
+  _globals['_RELOADRESPONSE']._serialized_end=1327
+  _globals['_MODELADMINSERVICE']._serialized_start=1667
+  _globals['_MODELADMINSERVICE']._serialized_end=1809
 # @@protoc_insertion_point(module_scope)

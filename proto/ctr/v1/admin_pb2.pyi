@@ -83,20 +83,24 @@ class ModelStatus(_message.Message):
     def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ..., kind: _Optional[_Union[VersionKind, str]] = ..., sha256: _Optional[str] = ..., content_digest: _Optional[str] = ..., publish_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., serve_start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., key_count: _Optional[int] = ..., item_count: _Optional[int] = ..., source: _Optional[_Union[ModelSource, str]] = ..., store_unavailable: _Optional[bool] = ..., refusal_counts: _Optional[_Mapping[str, int]] = ..., problem: _Optional[str] = ..., traffic_split: _Optional[_Union[TrafficSplit, _Mapping]] = ..., disk_problem: _Optional[str] = ...) -> None: ...
 
 class TrafficSplit(_message.Message):
-    __slots__ = ("revision", "shares", "shadows", "problem", "exploration", "apprentice")
+    __slots__ = ("revision", "shares", "shadows", "problem", "exploration", "apprentice", "interleave", "draft")
     REVISION_FIELD_NUMBER: _ClassVar[int]
     SHARES_FIELD_NUMBER: _ClassVar[int]
     SHADOWS_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
     EXPLORATION_FIELD_NUMBER: _ClassVar[int]
     APPRENTICE_FIELD_NUMBER: _ClassVar[int]
+    INTERLEAVE_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FIELD_NUMBER: _ClassVar[int]
     revision: int
     shares: _containers.RepeatedCompositeFieldContainer[VariantShare]
     shadows: _containers.RepeatedScalarFieldContainer[str]
     problem: str
     exploration: str
     apprentice: bool
-    def __init__(self, revision: _Optional[int] = ..., shares: _Optional[_Iterable[_Union[VariantShare, _Mapping]]] = ..., shadows: _Optional[_Iterable[str]] = ..., problem: _Optional[str] = ..., exploration: _Optional[str] = ..., apprentice: _Optional[bool] = ...) -> None: ...
+    interleave: _containers.RepeatedScalarFieldContainer[str]
+    draft: str
+    def __init__(self, revision: _Optional[int] = ..., shares: _Optional[_Iterable[_Union[VariantShare, _Mapping]]] = ..., shadows: _Optional[_Iterable[str]] = ..., problem: _Optional[str] = ..., exploration: _Optional[str] = ..., apprentice: _Optional[bool] = ..., interleave: _Optional[_Iterable[str]] = ..., draft: _Optional[str] = ...) -> None: ...
 
 class VariantShare(_message.Message):
     __slots__ = ("variant", "share")

@@ -10,8 +10,10 @@ import socketserver
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
@@ -22,7 +24,7 @@ from ftrie.dashboard import scrape
 from ftrie.dashboard import shared as recent_module
 from ftrie.dashboard.feed import Feed
 from ftrie.dashboard.minutes import Minutes
-from ftrie.dashboard.pages.experiments import EXPECTED, EXPLORED, exploring
+from ftrie.dashboard.pages.experiments import EXPECTED, EXPLORED, ExperimentFigures, _preferred, exploring
 from ftrie.dashboard.pages.layout import percent
 from ftrie.dashboard.pages.learning import settled_range
 from ftrie.dashboard.pages.system import latency_colours
@@ -39,9 +41,10 @@ from ftrie.dashboard.scrape import (
 )
 from ftrie.dashboard.shared import Models, Recent
 from ftrie.draw.charts import SERIES, intervals
+from ftrie.outcomes import outcomes
 from model_store.errors import FtrieError
 from model_store.store import Store
-from model_store.versions.online_metrics import OnlineCell
+from model_store.versions.online_metrics import OnlineCell, Slot
 from server.telemetry.prometheus import MetricsPage
 from tests.clocks import ManualClock
 from tests.model_store import models
@@ -358,3 +361,20 @@ def test_what_exploration_did_is_read_from_all_servers() -> None:
     said = "In the last seconds 20.0% of the answers did, which cost 1.00% of the expected clicks."
     assert exploring(servers, "ads") == said
     assert exploring(servers[:0], "ads") == "No answer has followed that in the last seconds."
+
+
+def test_each_interleaved_variant_has_its_share_of_the_credit_and_its_interval() -> None:
+    credit = {
+        name: np.full((2, 64), each, np.int64) for name, each in (("base", 10**9), ("plain", 3 * 10**9))
+    }
+    for each in credit.values():
+        each[0] += np.arange(64) * 10**7
+        each[1] = 0
+    cell = replace(online_cell(requests=6_400, shown=32_000, clicks=3_000), credit=credit)
+    found = outcomes([(Slot(1, 1, "base+plain"), cell)], {"base": 0.5, "plain": 0.5}, "base", 0.05)
+    columns, [row] = _preferred(ExperimentFigures(found, {}, [], 1))
+    shown = dict(zip(columns, row, strict=True))
+    assert (shown["variant"], shown["against"], shown["requests"]) == ("plain", "base", "6,400")
+    assert shown["share of the credit"] == "71.6 %"
+    low, high = (float(end.split()[0]) for end in shown["always valid 95 %"].split(" to "))
+    assert 50.0 < low < 71.6 < high and shown["p"] < "0.05" and int(shown["needed"].replace(",", "")) > 0

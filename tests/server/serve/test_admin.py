@@ -11,6 +11,7 @@ import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -22,7 +23,7 @@ from ftrie.api.admin import AdminClient, AdminFailed
 from ftrie.api.client import Client
 from ftrie.cli import run
 from model_store.store import Store
-from model_store.versions.experiments import Experiment
+from model_store.versions.experiments import PROBABILISTIC, Experiment
 from model_store.versions.model_versions import ModelVersions
 from tests.degradation.system import COMPILE_S, Running, serving
 from tests.server import shop
@@ -95,6 +96,12 @@ def code_of(call: Callable[[], object]) -> tuple[str, str]:
     return failed.value.code.name, str(failed.value)
 
 
+def command_says(capsys: pytest.CaptureFixture[str], served: Administered, *arguments: str) -> str:
+    """What `ftrie admin` prints."""
+    assert run(["admin", *arguments, "--address", served.admin_address]) == 0
+    return capsys.readouterr().out
+
+
 def test_the_status_names_the_version_its_workers_and_its_traffic(
     admin: AdminClient, served: Administered, first: int
 ) -> None:
@@ -124,7 +131,11 @@ def test_it_is_on_the_loopback_interface_on_a_port_of_its_own(served: Administer
 
 
 def test_what_the_store_changes_is_in_the_status_and_answers_without_a_restart(
-    admin: AdminClient, served: Administered, versions: ModelVersions, first: int
+    admin: AdminClient,
+    served: Administered,
+    versions: ModelVersions,
+    first: int,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def variant(cookie: str) -> str:
         return served.running.client.rank(cookie=cookie, candidates=["item-1"]).variant
@@ -143,8 +154,14 @@ def test_what_the_store_changes_is_in_the_status_and_answers_without_a_restart(
     assert (list(split.shadows), split.problem) == (["base"], "")
     eventually(lambda: variant("anybody") == "plain")
     assert variant("me") == "base"
+    both = versions.experiments.change(lambda before: before.interleaved(("base", "plain"), PROBABILISTIC))
+    eventually(lambda: split_of(admin).revision == both.revision)
+    split = split_of(admin)
+    assert (list(split.interleave), split.draft) == (["base", "plain"], "probabilistic")
+    assert "base+plain, probabilistic draft" in command_says(capsys, served, "status")
     revision = versions.experiments.change(lambda before: before.stopped("base")).revision
     eventually(lambda: variant("anybody") == "base")
+    assert not split_of(admin).interleave and not split_of(admin).draft
     # One that does not fit is in the status, and the last good one stays.
     versions.experiments.change(lambda stopped: stopped.divided({"other": 1.0}))
     eventually(lambda: "no variant 'other'" in split_of(admin).problem)
@@ -176,10 +193,7 @@ def test_reload_takes_up_a_version_that_was_refused_a_moment_ago(
 def test_the_command_prints_tables_and_json(
     served: Administered, versions: ModelVersions, first: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def said(*arguments: str) -> str:
-        assert run(["admin", *arguments, "--address", served.admin_address]) == 0
-        return capsys.readouterr().out
-
+    said = partial(command_says, capsys, served)
     lines = said("status").splitlines()
     assert lines[0] == f"{served.running.address}: ready"
     assert "base 50.0%, plain 50.0%" in lines[4]
