@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from model_store.spec.spec import ModelSpec
 from trainer.events.columns import together
@@ -22,7 +23,7 @@ from trainer.events.events import VIEW, Merged
 from trainer.events.parse import gathered
 from trainer.events.waiting_rows import WaitingRows
 
-_HASHES, _ROWS = "views.items", "views.rows"
+_HASHES, _ROWS, _LISTS = "views.items", "views.rows", "views.lists"
 
 
 class ViewLists:
@@ -39,6 +40,8 @@ class ViewLists:
         # Hashes of items, the one viewed last at the end, and the row of each in the columns.
         self._latest: dict[int, int] = {}
         self._columns: dict[str, pa.Array] = {}
+        # A view has no request_id, but its rows are one request: "view 1", "view 2" and so on.
+        self._request, self._lists = spec.input.request, 0
 
     def take(self, merged: Merged, segments: WaitingRows) -> Merged:
         """The events, whose views have rows of the other items in their segment. O(views · alternatives)."""
@@ -54,6 +57,7 @@ class ViewLists:
         hashes[known + places] = merged.items
         # Of each row: the row with the values of its request, and that with the values of its item.
         requests, items, rows = list[int](), list[int](), np.zeros_like(merged.rows)
+        names = list[bytes | None]()
         is_view, first, counts = (merged.kind == VIEW).tolist(), merged.row.tolist(), merged.rows.tolist()
         for event in shown.tolist():
             own = range(known + first[event], known + first[event] + counts[event])
@@ -66,17 +70,19 @@ class ViewLists:
                 self._latest[item] = own[0]
                 if len(self._latest) > self._most + 1:
                     self._latest.pop(next(iter(self._latest)))
+                self._lists += 1
             rows[event] = len(items) - before
+            names += [b"view %d" % self._lists if is_view[event] else None] * int(rows[event])
             requests += own if counts[event] == rows[event] else [own[0]] * int(rows[event])
         values = dict(together([self._columns, table])) if known else dict(table)
         asked = pa.array(np.array(requests, np.int64) - known)
-        segments.replace(
-            number,
-            {
-                name: values[name].take(pa.array(items)) if name in self._of_items else column.take(asked)
-                for name, column in table.items()
-            },
-        )
+        made = {
+            name: values[name].take(pa.array(items)) if name in self._of_items else column.take(asked)
+            for name, column in table.items()
+        }
+        if self._request in made:
+            made[self._request] = pc.coalesce(pa.array(names, pa.binary()), made[self._request])
+        segments.replace(number, made)
         kept = pa.array(list(self._latest.values()), pa.int64())
         self._columns = {name: values[name].take(kept) for name in table}
         self._latest = {item: row for row, item in enumerate(self._latest)}
@@ -98,10 +104,15 @@ class ViewLists:
         with pa.ipc.new_stream(sink, batch.schema) as stream:
             stream.write_batch(batch)
         rows = np.frombuffer(sink.getvalue(), np.uint8)
-        return {_HASHES: np.array(list(self._latest), np.uint64), _ROWS: rows}
+        return {
+            _HASHES: np.array(list(self._latest), np.uint64),
+            _ROWS: rows,
+            _LISTS: np.array([self._lists], np.int64),
+        }
 
     def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Continue from a `state`. Raises KeyError, pa.ArrowInvalid."""
+        self._lists = int(arrays[_LISTS][0]) if _LISTS in arrays else 0  # older checkpoints do not have it
         self._latest = {item: row for row, item in enumerate(arrays[_HASHES].tolist())}
         with pa.ipc.open_stream(pa.py_buffer(arrays[_ROWS])) as stream:
             batch = stream.read_next_batch()

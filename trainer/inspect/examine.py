@@ -170,7 +170,11 @@ class InspectedLog:
     def sample(self) -> LogSample:
         """The columns in the first rows. Raises InputError if there are none."""
         if not any(batch.rows for batch in self._first):
-            rejects = (each for batch in self._first for each in batch.rejects)
+            rejects = [each for batch in self._first for each in batch.rejects]
+            if self._events is not None and not rejects:
+                raise InputError(
+                    f"{', '.join(self.names)}: no impression shows an item; of views alone docs/decide.md has a spec"
+                )
             raise no_readable_row(", ".join(self.names), rejects)
         profiles = []
         for name in self._columns:
@@ -185,10 +189,6 @@ class InspectedLog:
         """What every column is, by the first rows. Raises InputError, SpecError if none can be the label."""
         if self._seen is None:
             return guess_log(self.sample, self._label)
-        if not any(batch.rows for batch in self._first):
-            raise InputError(
-                f"{', '.join(self.names)}: no impression shows an item; of views alone docs/decide.md has a spec"
-            )
         return guess_events(self.sample.profiles, *self._seen)
 
     def examine(self, output: Output = SILENT, most_rows: int | None = None) -> Diagnosis:

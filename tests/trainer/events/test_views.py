@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from ftrie.cli import run
 from model_store.errors import SpecError
 from model_store.spec.spec import parse_spec
 from tests.trainer.events.sources import Listed, block_of, lines_of
@@ -32,6 +33,7 @@ name = "m"
 [input]
 label = "click"
 timestamp = "ts"
+request = "request_id"
 cookie = "cookie"
 item = "id"
 [fields]
@@ -45,9 +47,9 @@ shown_before = {side = "item", kind = "number", history = "seen", measure = "cou
 [join]
 positive = "view"
 alternatives = 3
-""").resolve(("click", "ts", "cookie", "id", "brand", "age"))
+""").resolve(("click", "ts", "request_id", "cookie", "id", "brand", "age"))
 OF_ITEMS = ("id", "brand", "viewed_before", "viewed_brand", "shown_before")
-NAMES = (*OF_ITEMS, "age", "viewed", "click")
+NAMES = (*OF_ITEMS, "age", "viewed", "request_id", "click")
 START = 1_700_000_000
 
 
@@ -80,12 +82,12 @@ def a_story(seed: int, events: int) -> list[dict[str, Any]]:
 
 def lists_of(story: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The rows of views, by the book: the item that was viewed, and the last three others, the latest first."""
-    rows, lists, latest = list[dict[str, Any]](), list[dict[str, Any]](), dict[str, Any]()
+    rows, lists, latest, views = list[dict[str, Any]](), list[dict[str, Any]](), dict[str, Any](), 0
     for number, event in enumerate(story):
         if event.get("event") != "view":
             lists.append(dict(event))
             continue
-        item = event["items"][0]
+        item, views = event["items"][0], views + 1
         latest.pop(item["id"], None)
         items = [item, *list(latest.values())[::-1][:3]]
         latest[item["id"]] = item
@@ -98,6 +100,7 @@ def lists_of(story: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                     "id": each["id"],
                     "brand": each["features"].get("brand", ""),
                     "age": event["user"]["age"],
+                    "request_id": f"view {views}",
                 }
                 rows.append({**own, **values, "click": int(place == 0)})
         lists.append(dict(event))
@@ -130,6 +133,12 @@ class Reading:
                     ]
         merger.close()
         self.state = {name: array.copy() for name, array in events.history_state().items()}
+
+
+def ftrie(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = run(list(arguments))
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
 
 
 def shown(value: Any) -> Any:
@@ -168,6 +177,20 @@ def test_who_viewed_is_forgotten_and_what_was_viewed_last_is_not(tmp_path: Path)
     some.read(story[60:])
     lists = [[(row["id"], row["brand"], row["click"]) for row in each.rows] for each in (some, whole)]
     assert lists[0] == lists[1] and some.rows != whole.rows
+
+
+def test_a_checkpoint_without_the_number_of_views_has_the_same_rows_numbered_from_one(tmp_path: Path):
+    story = a_story(1, 100)
+    new, old = Reading(tmp_path / "new"), Reading(tmp_path / "old")
+    for each in (new, old):
+        each.read(story[:60])
+    del old.state["views.lists"]
+    before = len(new.rows)
+    for each in (new, old):
+        each.read(story[60:])
+    rows = [[row | {"request_id": ""} for row in each.rows] for each in (new, old)]
+    assert rows[0] == rows[1]
+    assert old.rows[before]["request_id"] == "view 1" != new.rows[before]["request_id"]
 
 
 @pytest.mark.parametrize(
@@ -214,6 +237,32 @@ def test_a_log_of_views_is_read_as_one_of_rows(tmp_path: Path):
         *[(b"i0", 1), (b"i2", 0), (b"i1", 0)],
         *[(b"i1", 1), (b"i0", 0), (b"i2", 0)],
     ]
+
+
+def test_the_rows_of_a_view_are_one_request_that_is_judged_and_drawn_whole(tmp_path: Path, capsys: Any):
+    path, spec, model = (str(tmp_path / name) for name in ("views.jsonl", "m.toml", "m.arrow"))
+    story = [a_view(second, f"i{second % 3}", user={"age": "20"}) for second in range(20)]
+    Path(path).write_text("".join(json.dumps(each) + "\n" for each in story))
+    # Of a request without a click hardly any row would be drawn; each of these has one.
+    sections = '[join]\npositive = "view"\n[learner]\nsubsample = { unclicked = 0.01 }\n'
+    Path(spec).write_text(
+        '[model]\nname = "m"\n[input]\nlabel = "click"\nitem = "id"\n[fields]\nid = { side = "item" }\n'
+        + sections
+    )
+    code, out, err = ftrie(capsys, "train", spec, path, "--save", model, "--json")
+    assert (code, json.loads(out)["rows"]) == (0, 2 + 18 * 3), err
+    code, out, err = ftrie(capsys, "evaluate", model, path, "--json")
+    judged = json.loads(out)
+    assert code == 0 and "every request has one row" not in err
+    assert judged["requests"]["requests"] == judged["requests"]["clicked"] == 19
+
+
+def test_without_a_spec_views_alone_are_refused_with_the_page_that_has_one(tmp_path: Path, capsys: Any):
+    path = tmp_path / "views.jsonl"
+    path.write_text(json.dumps(a_view(0, "i1")) + "\n")
+    for command in ("init", "doctor"):
+        code, _, err = ftrie(capsys, command, str(path))
+        assert code == 3 and "of views alone docs/decide.md has a spec" in err
 
 
 def test_partitions_refuse_views():
