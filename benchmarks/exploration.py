@@ -22,8 +22,8 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
-from dataclasses import dataclass, replace
-from functools import cache, partial
+from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache, partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,7 +54,7 @@ from server.model.columns import Catalogue
 from server.model.model import Model
 from server.ranking.ranker import Ranker
 from server.ranking.select.exploration import Exploration
-from server.ranking.select.selection import Options, Spent
+from server.ranking.select.selection import Options, Scored, Spent, Valued
 from trainer.examples.hashing import ExampleMaker
 from trainer.formats.batch import Position, RowBatch
 from trainer.learn.model import LearningModel
@@ -70,9 +70,9 @@ APPEAL = 0.8
 """Standard deviation, in logits, of the part that only an item's own clicks reveal."""
 TUNED_ON, TUNED_VISITS = (101, 102, 103), 4_000
 SEEDS = (1, 2, 3, 4, 5, 6)
-BUDGET_SEEDS, BUDGET_VISITS = SEEDS[:3], 1_500
-COVERED = 20
-"""How often an item must have been shown to be covered, of those that were there for at least a fifth of the visits."""
+BUDGET_SEEDS, BUDGET_VISITS = range(1, 21), 5_000
+COVERED, COVERED_WITHIN = 20, 1_000
+"""How often a new item must have been shown to be covered, of those that were there for so many visits."""
 POINTS = 40
 
 LEARNERS: dict[str, Candidate] = {
@@ -90,6 +90,28 @@ class _Drawn(Exploration):
     def explored(self, score: Array, uncertainty: Array, ids: Sequence[str], request_id: str) -> Array:
         """Same as where scores are drawn."""
         return Exploration(self.width, True).explored(score, uncertainty, ids, request_id)
+
+
+@dataclass(frozen=True)
+class _Budgeted(Options):
+    """A request's options with the chances of exploring only where a budget needs them, and computed once.
+
+    They depend on the scores, and not on the request's id. Between two versions visitors have 16 different scores:
+    the model knows their age, gender and device.
+    """
+
+    known: dict[tuple[bytes, ...], Array] = field(default_factory=dict, compare=False)
+
+    def _chances(self, some: Scored, valued: Valued, asked: Array, *others: Any, **named: Any) -> Array:
+        assert self.exploration is not None and self.exploration.budget is not None
+        if self.exploration.budget.cost == 1.0:
+            return np.full(len(asked), np.nan)
+        # A cost asks for those of all candidates.
+        parts = some.score, some.uncertainty, some.evidence
+        key = tuple(b"" if each is None else each.tobytes() for each in parts)
+        if key not in self.known:
+            self.known[key] = super()._chances(some, valued, asked, *others, **named)
+        return self.known[key]
 
 
 @dataclass(frozen=True)
@@ -122,7 +144,7 @@ class Policy:
     def options(self) -> Options | None:
         """What a request sets."""
         if self.budget is not None:
-            return Options(None, (), (), Exploration(self.width, self.kind == THOMPSON, self.budget))
+            return _Budgeted(None, (), (), Exploration(self.width, self.kind == THOMPSON, self.budget))
         kinds = {UCB: Exploration, THOMPSON: _Drawn}
         return Options(None, (), (), kinds[self.kind](self.width, False)) if self.kind in kinds else None
 
@@ -135,15 +157,17 @@ def market_of(seed: int) -> Market:
     return Market(seed, Tastes(drift=0.0), sizes)
 
 
-def visits_of(market: Market, visits: int) -> Iterator[Visit]:
-    """The visits, each with all the items that there are at its time."""
-    habits = Habits(candidates=ALIVE)
+@lru_cache(1)
+def visits_of(market: Market, visits: int) -> list[Visit]:
+    """The visits, each with all the items that there are at its time. Kept for the next policy on the same market."""
+    habits, found = Habits(candidates=ALIVE), []
     each, alive = market.sizes.items_per_category, ALIVE // len(CATEGORIES)
     category = np.arange(len(CATEGORIES))
     for number in range(visits):
         oldest = (number // NEW_ITEM_EVERY + len(CATEGORIES) - 1 - category) // len(CATEGORIES)
         items = (category * each + oldest)[:, None] + np.arange(alive)
-        yield replace(visit(market, habits, number), candidates=items.ravel())
+        found.append(replace(visit(market, habits, number), candidates=items.ravel()))
+    return found
 
 
 class Loop:
@@ -202,7 +226,7 @@ def _requests(number: Array) -> dict[str, pa.Array]:
 class Run(NamedTuple):
     """Expected clicks of a policy's answers and of the best ones, between two versions: float64[versions, 2].
 
-    covered: the share of items that were shown COVERED times; spent: what its budget decided for each visit.
+    covered: the share of new items that were shown COVERED times; spent: what its budget decided for each visit.
     """
 
     clicks: Array
@@ -220,7 +244,7 @@ def run(policy: Policy, seed: int, visits: int) -> Run:
     market = market_of(seed)
     loop = Loop(policy, market) if policy.learner else None
     draw = np.random.default_rng([seed, 2])
-    coming, clicks = visits_of(market, visits), np.zeros((visits // EVERY, 2))
+    coming, clicks = iter(visits_of(market, visits)), np.zeros((visits // EVERY, 2))
     there, shown = np.zeros((2, market.items), np.int64)
     for version in range(len(clicks)):
         seen = []
@@ -234,8 +258,9 @@ def run(policy: Policy, seed: int, visits: int) -> Run:
             shown[each.candidates[order]] += 1
         if loop:
             loop.learn(seen)
-    of_these = shown[there >= visits // 5]
-    return Run(clicks, float((of_these >= COVERED).mean()), loop.spent if loop else ())
+    first = visits_of(market, visits)[0].candidates
+    there[first] = 0
+    return Run(clicks, float((shown[there >= COVERED_WITHIN] >= COVERED).mean()), loop.spent if loop else ())
 
 
 def policies() -> list[Policy]:
@@ -319,43 +344,52 @@ def budgeted() -> list[Policy]:
     return found
 
 
+def runs_of(seed: int) -> list[Run]:
+    """All policies with and without a budget on one market."""
+    return [run(policy, seed, BUDGET_VISITS) for policy in budgeted()]
+
+
 def report_budgets(pool: Executor) -> None:
     """The table of policies with and without a budget."""
-    some = budgeted()
-    jobs = list(itertools.product(some, BUDGET_SEEDS))
-    runs = list(pool.map(run, *zip(*jobs, strict=True), itertools.repeat(BUDGET_VISITS)))
-    rows = []
-    for number, policy in enumerate(some):
-        own = runs[number * len(BUDGET_SEEDS) : (number + 1) * len(BUDGET_SEEDS)]
+    rows, seeds = [], len(BUDGET_SEEDS)
+    of_greedy = np.empty(0)
+    for policy, *own in zip(budgeted(), *pool.map(runs_of, BUDGET_SEEDS), strict=True):
         mine, best = np.array([each.clicks.sum(axis=0) for each in own]).T
+        if policy.kind == GREEDY and policy.budget is None:
+            of_greedy = mine
+        # On the same markets, and so with the error of the differences.
+        more = 100.0 * (mine / of_greedy - 1.0)
         spent = [each for one in own for each in one.spent]
         cost = 1.0 - sum(e.served for e in spent) / sum(e.greedy for e in spent) if spent else math.nan
+        asked = policy.budget.cost if policy.budget and policy.budget.cost < 1.0 else None
         rows.append(
             [
                 policy.title,
                 f"{policy.alpha:g}",
-                round(float((mine / best).mean()), 4),
-                round(float((best - mine).mean())),
-                round(float((best - mine).std(ddof=1) / math.sqrt(len(own)))),
-                round(float(np.mean([each.covered for each in own])), 3),
-                f"{sum(e.explored for e in spent) / len(spent):.3f}" if spent else "—",
-                f"{cost:.4f}" if spent else "—",
+                f"{100.0 * (mine / best).mean():.1f}",
+                f"{(best - mine).mean():.0f} ± {(best - mine).std(ddof=1) / math.sqrt(seeds):.0f}",
+                f"{more.mean():+.1f} ± {more.std(ddof=1) / math.sqrt(seeds):.1f}" if more.any() else "—",
+                f"{100.0 * np.mean([each.covered for each in own]):.1f}",
+                f"{100.0 * sum(e.explored for e in spent) / len(spent):.1f}" if spent else "—",
+                f"{100.0 * asked:g}" if asked is not None else "—",
+                f"{100.0 * cost:.2f}" if spent else "—",
             ]
         )
     columns = (
         "policy",
         "alpha",
-        "of the best possible",
+        "of the best possible, %",
         "clicks lost",
-        "standard error",
-        "covered",
-        "explores",
-        "costs",
+        "against greedy, %",
+        "new items covered, %",
+        "explores, %",
+        "may cost, %",
+        "costs, %",
     )
     report(
         "exploration_budgets",
         f"Expected clicks of {BUDGET_VISITS:,} visits, {ALIVE} items of which {SHOWN} are shown, "
-        f"{len(BUDGET_SEEDS)} markets; an item is covered once it was shown {COVERED} times",
+        f"{seeds} markets; an item is covered once it was shown {COVERED} times; ± a standard error",
         columns,
         rows,
     )
