@@ -211,8 +211,8 @@ class _Person:
         return True
 
     def is_feedback(self, event: bytes) -> bool:
-        """Whether an event is of one of the requests."""
-        return _text(_members(event).get("request_id")) in self.requests
+        """Whether an event is of one of the requests, or a view of the cookie."""
+        return _text(_members(event).get("request_id")) in self.requests or self.is_impression(event)
 
     def is_letter(self, event: bytes) -> bool:
         """Whether a dead letter is theirs: its event, or its row, whose columns have any names."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, Self
@@ -13,6 +13,7 @@ from ctr.v1.feedback_pb2 import (
     FEEDBACK_KIND_CLICK,
     FEEDBACK_KIND_CONVERSION,
     FEEDBACK_KIND_SEEN,
+    FEEDBACK_KIND_VIEW,
     FeedbackEvent,
     ReportRequest,
     ReportResponse,
@@ -22,12 +23,13 @@ from model_store.bounded import json_value
 from model_store.errors import FieldValueError
 
 MOST_EVENTS = 1_000
-Happening = Literal["click", "conversion", "seen", "activated"]
+Happening = Literal["click", "conversion", "seen", "activated", "view"]
 KINDS: dict[Happening, Any] = {
     "click": FEEDBACK_KIND_CLICK,
     "conversion": FEEDBACK_KIND_CONVERSION,
     "seen": FEEDBACK_KIND_SEEN,
     "activated": FEEDBACK_KIND_ACTIVATED,
+    "view": FEEDBACK_KIND_VIEW,
 }
 # 1e11 s is the year 5138 and 1e11 ms is March 1973, so the sizes of real times do not overlap; likewise for
 # microseconds.
@@ -41,7 +43,8 @@ class Feedback:
 
     request_id: of the Ranking that contained the item. time: None means now; a time without a zone is UTC. event_id:
     identifies the event across repeated reports; if empty, request, item, event and position identify it. value: of a
-    conversion. position: the list was seen up to there, from 1.
+    conversion. position: the list was seen up to there, from 1. A view of an item that no ranking showed has the
+    request_id "", a cookie, a time or an event_id, and the item's features as text.
     """
 
     request_id: str
@@ -51,6 +54,8 @@ class Feedback:
     time: datetime | None = None
     value: float = 0.0
     position: int = 0
+    cookie: str = ""
+    features: Mapping[str, str] | None = None
 
     @classmethod
     def from_json(cls, line: str | bytes) -> Self:
@@ -61,14 +66,16 @@ class Feedback:
             raise FieldValueError(f"not JSON: {line[:80]!r}") from None
         if not isinstance(event, dict):
             raise FieldValueError(f"expected a JSON object, got {line[:80]!r}")
+        viewed = _viewed(event) if event.get("event") == "view" else None
         return cls(
             _text(event, "request_id"),
-            _text(event, "item"),
+            _text(event, "item") if viewed is None else _text(viewed, "id"),
             _event(event.get("event", "click")),
             _text(event, "event_id"),
             _time(event.get("ts")),
             _number("value", event.get("value", 0.0)),
             _position(event.get("position", 0)) if event.get("event") == "seen" else 0,
+            *((_text(event, "cookie"), _features(viewed)) if viewed is not None else ()),
         )
 
     def message(self) -> FeedbackEvent:
@@ -81,6 +88,8 @@ class Feedback:
                 kind=KINDS[_event(self.event)],
                 value=self.value,
                 position=self.position,
+                cookie=self.cookie,
+                features=self.features,
             )
         except (TypeError, ValueError) as error:  # ValueError: a lone surrogate
             raise FieldValueError(f"{self}: {error}") from None
@@ -131,6 +140,24 @@ def _text(event: dict[str, Any], name: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise FieldValueError(f"{name}: got {value!r}, expected a text")
     return str(value)
+
+
+def _viewed(event: dict[str, Any]) -> dict[str, Any]:
+    """The item of a view."""
+    items = event.get("items")
+    if not (isinstance(items, list) and len(items) == 1 and isinstance(items[0], dict)):
+        raise FieldValueError(f"items: got {items!r}, expected the one that was viewed")
+    return items[0]
+
+
+def _features(item: dict[str, Any]) -> dict[str, str]:
+    given = item.get("features", {})
+    if not isinstance(given, dict):
+        raise FieldValueError(f"features: got {given!r}, expected an object")
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise FieldValueError(f"features.{name}: got {value!r}, expected a text or a number")
+    return {name: str(value) for name, value in given.items()}
 
 
 def _event(value: object) -> Happening:

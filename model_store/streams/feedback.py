@@ -1,4 +1,4 @@
-"""Writing feedback: clicks, conversions and what was seen, each added to the model's stream once.
+"""Writing feedback: clicks, conversions, what was seen, and views, each added to the model's stream once.
 
 One script takes a batch (feedback.lua): a new event is added to the stream and remembered for a day; a known one
 changes nothing. So a batch may be repeated until it is answered. docs/events.md describes the events.
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b, sha1
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from model_store.errors import StoreError
 from model_store.keys import ModelKeys
@@ -27,7 +27,7 @@ KNOWN_S = 86_400.0
 MOST_EVENTS = 1_000
 CALL_BYTES = 8
 
-Kind = Literal["click", "conversion", "seen", "activated"]
+Kind = Literal["click", "conversion", "seen", "activated", "view"]
 
 _SCRIPT = Path(__file__).with_name("feedback.lua").read_bytes()
 _SHA = sha1(_SCRIPT, usedforsecurity=False).hexdigest().encode()
@@ -35,10 +35,11 @@ _SHA = sha1(_SCRIPT, usedforsecurity=False).hexdigest().encode()
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What happened to one item of one answer; item is empty for `activated`, and for `seen` up to a position.
+    """A view, or what happened to one item of an answer; item is empty for `activated`, and for `seen` with a position.
 
     event_id: identifies the event when it is reported again; if empty, request, item, kind and position do. time_us:
-    microseconds since 1970; None: the time of the report. value: of a conversion. position: from 1; 0 for none.
+    microseconds since 1970; None: the time of the report. value: of a conversion. position: from 1; 0 for none. A view
+    has no request, but a cookie and the item's features; without an event_id its time identifies it too.
     """
 
     request_id: str
@@ -48,6 +49,8 @@ class Event:
     time_us: int | None = None
     value: float = 0.0
     position: int = 0
+    cookie: str = ""
+    features: Mapping[str, str] | None = None
 
     @property
     def digest(self) -> str:
@@ -56,18 +59,17 @@ class Event:
         identity = [self.event_id] if self.event_id else [self.request_id, self.item, self.kind]
         if self.position and not self.event_id:
             identity.append(str(self.position))
+        if self.kind == "view" and not self.event_id:
+            identity += [self.cookie, str(self.time_us)]
         return blake2b(json.dumps(identity).encode(), digest_size=16).hexdigest()
 
     def to_json(self, now_us: int) -> bytes:
         """The event as written to the stream (docs/events.md)."""
         time_us = now_us if self.time_us is None else self.time_us
-        of_item: dict[str, str | float] = {"item": self.item} if self.item else {}
-        event = {
-            "request_id": self.request_id,
-            **of_item,
-            "ts": time_us / 1_000_000,
-            "event": self.kind,
-        }
+        own: dict[str, Any] = {"request_id": self.request_id, **({"item": self.item} if self.item else {})}
+        if self.kind == "view":
+            own = {"cookie": self.cookie, "items": [{"id": self.item, "features": self.features or {}}]}
+        event = {**own, "ts": time_us / 1_000_000, "event": self.kind}
         if self.event_id:
             event["event_id"] = self.event_id
         if self.value:

@@ -65,6 +65,7 @@ _KINDS: dict[int, Kind] = {
     FeedbackKind.FEEDBACK_KIND_CONVERSION: "conversion",
     FeedbackKind.FEEDBACK_KIND_SEEN: "seen",
     FeedbackKind.FEEDBACK_KIND_ACTIVATED: "activated",
+    FeedbackKind.FEEDBACK_KIND_VIEW: "view",
 }
 
 _log = structlog.get_logger(__name__)
@@ -180,11 +181,23 @@ def read(events: Sequence[FeedbackEvent], now_s: float) -> tuple[list[Event], li
 
 
 def _event(event: FeedbackEvent, now_s: float) -> Event:
-    _check_id("request_id", event.request_id, 1)
     kind = _KINDS.get(event.kind)
+    is_view = kind == "view"
+    _check_id("request_id", event.request_id, 0 if is_view else 1)
     if kind is None:
         names = (FeedbackKind.Name(number) for number in _KINDS)
         raise InvalidRequest("kind", f"got {_name(event.kind)}, expected one of {', '.join(names)}")
+    if is_view:
+        if event.request_id:
+            raise InvalidRequest("request_id", "got one of a view, expected none: no ranking showed the item")
+        _check_id("cookie", event.cookie, 1)
+        if not event.event_id and not event.HasField("event_time"):
+            raise InvalidRequest(
+                "event_time", "a view has neither this nor an event_id, and an item may be viewed again"
+            )
+    elif event.cookie or event.features:
+        name = "cookie" if event.cookie else "features"
+        raise InvalidRequest(name, f"got some of an event of {_name(event.kind)}, expected none")
     if event.position and (kind != "seen" or event.position < 0 or event.item_id):
         raise InvalidRequest(
             "position",
@@ -199,7 +212,18 @@ def _event(event: FeedbackEvent, now_s: float) -> Event:
     if not math.isfinite(event.value):
         raise InvalidRequest("value", f"got {event.value}, expected a finite number")
     time_us = _time_us(event.event_time, now_s) if event.HasField("event_time") else None
-    return Event(event.request_id, event.item_id, kind, event.event_id, time_us, event.value, event.position)
+    features = dict(event.features) or None
+    return Event(
+        event.request_id,
+        event.item_id,
+        kind,
+        event.event_id,
+        time_us,
+        event.value,
+        event.position,
+        event.cookie,
+        features,
+    )
 
 
 def _name(kind: int) -> str:

@@ -25,23 +25,27 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x63tr/v1/feedback.proto\x12\x06\x63tr.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xbb\x01\n\rFeedbackEvent\x12\x10\n\x08\x65vent_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0f\n\x07item_id\x18\x03 \x01(\t\x12\"\n\x04kind\x18\x04 \x01(\x0e\x32\x14.ctr.v1.FeedbackKind\x12.\n\nevent_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05value\x18\x06 \x01(\x01\x12\x10\n\x08position\x18\x07 \x01(\x05\"E\n\rReportRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12%\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x15.ctr.v1.FeedbackEvent\".\n\rRejectedEvent\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t\"q\n\x0eReportResponse\x12\x16\n\x0e\x61\x63\x63\x65pted_count\x18\x01 \x01(\x05\x12\x17\n\x0f\x64uplicate_count\x18\x02 \x01(\x05\x12.\n\x0frejected_events\x18\x03 \x03(\x0b\x32\x15.ctr.v1.RejectedEvent*\x99\x01\n\x0c\x46\x65\x65\x64\x62\x61\x63kKind\x12\x1d\n\x19\x46\x45\x45\x44\x42\x41\x43K_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13\x46\x45\x45\x44\x42\x41\x43K_KIND_CLICK\x10\x01\x12\x1c\n\x18\x46\x45\x45\x44\x42\x41\x43K_KIND_CONVERSION\x10\x02\x12\x16\n\x12\x46\x45\x45\x44\x42\x41\x43K_KIND_SEEN\x10\x03\x12\x1b\n\x17\x46\x45\x45\x44\x42\x41\x43K_KIND_ACTIVATED\x10\x04\x32J\n\x0f\x46\x65\x65\x64\x62\x61\x63kService\x12\x37\n\x06Report\x12\x15.ctr.v1.ReportRequest\x1a\x16.ctr.v1.ReportResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x63tr/v1/feedback.proto\x12\x06\x63tr.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb3\x02\n\rFeedbackEvent\x12\x10\n\x08\x65vent_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0f\n\x07item_id\x18\x03 \x01(\t\x12\"\n\x04kind\x18\x04 \x01(\x0e\x32\x14.ctr.v1.FeedbackKind\x12.\n\nevent_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05value\x18\x06 \x01(\x01\x12\x10\n\x08position\x18\x07 \x01(\x05\x12\x0e\n\x06\x63ookie\x18\x08 \x01(\t\x12\x35\n\x08\x66\x65\x61tures\x18\t \x03(\x0b\x32#.ctr.v1.FeedbackEvent.FeaturesEntry\x1a/\n\rFeaturesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"E\n\rReportRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12%\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x15.ctr.v1.FeedbackEvent\".\n\rRejectedEvent\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x0e\n\x06reason\x18\x02 \x01(\t\"q\n\x0eReportResponse\x12\x16\n\x0e\x61\x63\x63\x65pted_count\x18\x01 \x01(\x05\x12\x17\n\x0f\x64uplicate_count\x18\x02 \x01(\x05\x12.\n\x0frejected_events\x18\x03 \x03(\x0b\x32\x15.ctr.v1.RejectedEvent*\xb1\x01\n\x0c\x46\x65\x65\x64\x62\x61\x63kKind\x12\x1d\n\x19\x46\x45\x45\x44\x42\x41\x43K_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13\x46\x45\x45\x44\x42\x41\x43K_KIND_CLICK\x10\x01\x12\x1c\n\x18\x46\x45\x45\x44\x42\x41\x43K_KIND_CONVERSION\x10\x02\x12\x16\n\x12\x46\x45\x45\x44\x42\x41\x43K_KIND_SEEN\x10\x03\x12\x1b\n\x17\x46\x45\x45\x44\x42\x41\x43K_KIND_ACTIVATED\x10\x04\x12\x16\n\x12\x46\x45\x45\x44\x42\x41\x43K_KIND_VIEW\x10\x05\x32J\n\x0f\x46\x65\x65\x64\x62\x61\x63kService\x12\x37\n\x06Report\x12\x15.ctr.v1.ReportRequest\x1a\x16.ctr.v1.ReportResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'ctr.v1.feedback_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FEEDBACKKIND']._serialized_start=491
-  _globals['_FEEDBACKKIND']._serialized_end=644
+  _globals['_FEEDBACKEVENT_FEATURESENTRY']._loaded_options = None
+  _globals['_FEEDBACKEVENT_FEATURESENTRY']._serialized_options = b'8\001'
+  _globals['_FEEDBACKKIND']._serialized_start=611
+  _globals['_FEEDBACKKIND']._serialized_end=788
   _globals['_FEEDBACKEVENT']._serialized_start=67
-  _globals['_FEEDBACKEVENT']._serialized_end=254
-  _globals['_REPORTREQUEST']._serialized_start=256
-  _globals['_REPORTREQUEST']._serialized_end=325
-  _globals['_REJECTEDEVENT']._serialized_start=327
-  _globals['_REJECTEDEVENT']._serialized_end=373
-  _globals['_REPORTRESPONSE']._serialized_start=375
-  _globals['_REPORTRESPONSE']._serialized_end=488
-  _globals['_FEEDBACKSERVICE']._serialized_start=646
-  _globals['_FEEDBACKSERVICE']._serialized_end=720
+  _globals['_FEEDBACKEVENT']._serialized_end=374
+  _globals['_FEEDBACKEVENT_FEATURESENTRY']._serialized_start=327
+  _globals['_FEEDBACKEVENT_FEATURESENTRY']._serialized_end=374
+  _globals['_REPORTREQUEST']._serialized_start=376
+  _globals['_REPORTREQUEST']._serialized_end=445
+  _globals['_REJECTEDEVENT']._serialized_start=447
+  _globals['_REJECTEDEVENT']._serialized_end=493
+  _globals['_REPORTRESPONSE']._serialized_start=495
+  _globals['_REPORTRESPONSE']._serialized_end=608
+  _globals['_FEEDBACKSERVICE']._serialized_start=790
+  _globals['_FEEDBACKSERVICE']._serialized_end=864
 # @@protoc_insertion_point(module_scope)

@@ -17,14 +17,23 @@ class FeedbackKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FEEDBACK_KIND_CONVERSION: _ClassVar[FeedbackKind]
     FEEDBACK_KIND_SEEN: _ClassVar[FeedbackKind]
     FEEDBACK_KIND_ACTIVATED: _ClassVar[FeedbackKind]
+    FEEDBACK_KIND_VIEW: _ClassVar[FeedbackKind]
 FEEDBACK_KIND_UNSPECIFIED: FeedbackKind
 FEEDBACK_KIND_CLICK: FeedbackKind
 FEEDBACK_KIND_CONVERSION: FeedbackKind
 FEEDBACK_KIND_SEEN: FeedbackKind
 FEEDBACK_KIND_ACTIVATED: FeedbackKind
+FEEDBACK_KIND_VIEW: FeedbackKind
 
 class FeedbackEvent(_message.Message):
-    __slots__ = ("event_id", "request_id", "item_id", "kind", "event_time", "value", "position")
+    __slots__ = ("event_id", "request_id", "item_id", "kind", "event_time", "value", "position", "cookie", "features")
+    class FeaturesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     EVENT_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ITEM_ID_FIELD_NUMBER: _ClassVar[int]
@@ -32,6 +41,8 @@ class FeedbackEvent(_message.Message):
     EVENT_TIME_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
+    COOKIE_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
     event_id: str
     request_id: str
     item_id: str
@@ -39,7 +50,9 @@ class FeedbackEvent(_message.Message):
     event_time: _timestamp_pb2.Timestamp
     value: float
     position: int
-    def __init__(self, event_id: _Optional[str] = ..., request_id: _Optional[str] = ..., item_id: _Optional[str] = ..., kind: _Optional[_Union[FeedbackKind, str]] = ..., event_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., value: _Optional[float] = ..., position: _Optional[int] = ...) -> None: ...
+    cookie: str
+    features: _containers.ScalarMap[str, str]
+    def __init__(self, event_id: _Optional[str] = ..., request_id: _Optional[str] = ..., item_id: _Optional[str] = ..., kind: _Optional[_Union[FeedbackKind, str]] = ..., event_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., value: _Optional[float] = ..., position: _Optional[int] = ..., cookie: _Optional[str] = ..., features: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
     __slots__ = ("model", "events")

@@ -133,6 +133,7 @@ def test_a_file_or_the_standard_input_is_reported_line_by_line_and_bad_lines_are
         "[]",
         '{"item": 1, "ts": "soon"}',
         '{"event": "view"}',
+        '{"event": "view", "ts": 1.7e9, "cookie": "ann", "items": [{"id": 7, "features": {"tags": ["a"]}}]}',
         "",
         "[" * 9999,
     ]
@@ -145,12 +146,19 @@ def test_a_file_or_the_standard_input_is_reported_line_by_line_and_bad_lines_are
         (702, "not JSON"),
         (703, "expected a JSON object"),
         (704, "ts: got 'soon'"),
-        (705, "event: got 'view', expected click, conversion, seen, activated"),
-        (707, "not JSON"),
+        (705, "items: got None, expected the one that was viewed"),
+        (706, "features.tags: got ['a'], expected a text or a number"),
+        (708, "not JSON"),
     ):
         assert f"{path}:{number}: rejected: {reason}" in err
-    assert "6 events rejected; the others are stored" in err
+    assert "7 events rejected; the others are stored" in err
     assert {event["ts"] for event in stream(store)} == {1.7e9}
+
+    view = {"event": "view", "ts": 1.7e9, "cookie": "ann", "items": [{"id": 7, "features": {"price": 9.5}}]}
+    path.write_text(json.dumps(view))
+    for told in ("1 accepted, 0 reported before\n", "0 accepted, 1 reported before\n"):
+        assert say("feedback", shop.NAME, "--file", path, "--address", server.address)[:2] == (0, told)
+    assert stream(store)[-1] == view | {"items": [{"id": "7", "features": {"price": "9.5"}}]}
 
     line = b'{"request_id": "r1", "item": "a", "ts": "2024-05-01T08:00:00Z", "event_id": "e"}\n'
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(line)))
@@ -169,7 +177,7 @@ def test_what_is_wrong_is_said(shared_server: Server, shared_client: Client, say
         done, _, err = say("feedback", shop.NAME, *words.split(), "--address", shared_server.address)
         assert done == code
         assert message in " ".join(err.replace("│", " ").split())
-    unknown: Any = "view"
+    unknown: Any = "look"
     for bad in (Feedback("\udcff", "a"), Feedback("r", "a", unknown)):
         with pytest.raises(FieldValueError):  # and it is not sent
             shared_client.feedback("", [bad])

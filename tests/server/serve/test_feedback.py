@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import struct
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from ctr.v1.feedback_pb2 import FeedbackEvent, FeedbackKind, ReportRequest, ReportResponse
 from ftrie.api.access import CallFailed
 from model_store.metrics import Family
+from model_store.spec.spec import parse_spec
 from model_store.store import Store
 from server.errors import RETRY_AFTER_MS
 from server.serve.feedback_service import FEEDBACK, MOST_AHEAD_S
@@ -22,6 +24,9 @@ from server.telemetry.meter import ERRORS
 from tests.server import shop
 from tests.server.one_process import Server
 from tests.waiting import eventually
+from trainer.events.columns import Wanted
+from trainer.events.events import VIEW
+from trainer.events.parse import read_lines, validated
 
 Report = Callable[..., ReportResponse]
 Clicks = Callable[[], list[dict[str, Any]]]
@@ -119,7 +124,7 @@ BAD = [
     (
         click(kind=0),
         "kind: got FEEDBACK_KIND_UNSPECIFIED, expected one of FEEDBACK_KIND_CLICK, FEEDBACK_KIND_CONVERSION, "
-        "FEEDBACK_KIND_SEEN, FEEDBACK_KIND_ACTIVATED",
+        "FEEDBACK_KIND_SEEN, FEEDBACK_KIND_ACTIVATED, FEEDBACK_KIND_VIEW",
     ),
     (click(kind=7), "kind: got 7, expected one of FEEDBACK_KIND_CLICK"),
     (click(position=2), "position: got 2 of an event of FEEDBACK_KIND_CLICK; expected 1 or more"),
@@ -127,6 +132,12 @@ BAD = [
     (click("", kind=3, position=-2), "position: got -2"),
     (click("", kind=3), "item_id: got 0 bytes, expected 1 to 4,096"),
     (click(kind=4), "item_id: got an item of an event of FEEDBACK_KIND_ACTIVATED, expected none"),
+    (click(cookie="ann"), "cookie: got some of an event of FEEDBACK_KIND_CLICK, expected none"),
+    (click(features={"brand": "b"}), "features: got some of an event of FEEDBACK_KIND_CLICK, expected none"),
+    (click(kind=5, cookie="ann", event_id="e"), "request_id: got one of a view, expected none"),
+    (FeedbackEvent(item_id="a", kind=5, event_id="e"), "cookie: got 0 bytes, expected 1 to 4,096"),
+    (FeedbackEvent(item_id="a", kind=5, cookie="ann"), "event_time: a view has neither this nor an event_id"),
+    (FeedbackEvent(kind=5, cookie="ann", event_id="e"), "item_id: got 0 bytes, expected 1 to 4,096"),
     (click(value=math.nan), "value: got nan"),
     (click(value=-math.inf), "value: got -inf"),
     (
@@ -148,6 +159,41 @@ def test_each_bad_event_is_named_with_its_reason_and_others_are_taken(report: Re
     for each, (_, reason) in zip(answer.rejected_events, BAD, strict=True):
         assert reason in each.reason
     assert [event["item"] for event in clicks()] == ["good"]
+
+
+def test_a_view_is_in_the_stream_as_trainers_read_it_and_counts_again_at_another_time(
+    report: Report, clicks: Clicks
+) -> None:
+    def a_view(second: int, cookie: str = "ann", **more: Any) -> FeedbackEvent:
+        at, kind = Timestamp(seconds=1_700_000_000 + second), FeedbackKind.FEEDBACK_KIND_VIEW
+        return FeedbackEvent(kind=kind, item_id="a", cookie=cookie, event_time=at, **more)
+
+    answer = report(
+        a_view(0, features={"brand": "ü", "price": "12.5"}), a_view(0), a_view(0, "bob"), a_view(1)
+    )
+    assert (answer.accepted_count, answer.duplicate_count) == (3, 1)
+    assert report(a_view(1)).duplicate_count == 1
+    spec = parse_spec("""
+        [model]
+        name = "shop"
+        [input]
+        label = "click"
+        item = "id"
+        cookie = "cookie"
+        [fields]
+        id = { side = "item" }
+        brand = { side = "item" }
+        price = { side = "item", kind = "number" }
+        [join]
+        positive = "view"
+    """).resolve(("click", "id", "cookie", "brand", "price"))
+    wanted = Wanted.of_columns(("id", "cookie", "brand", "price"), spec)
+    events = validated(read_lines([json.dumps(event).encode() for event in clicks()], wanted), 2**62)
+    assert events.kind.tolist() == [VIEW] * 3
+    assert (events.time_us - 1_700_000_000_000_000).tolist() == [0, 0, 1_000_000]
+    rows = [events.columns[name].to_pylist() for name in ("id", "cookie", "brand", "price")]
+    assert rows[:3] == [[b"a"] * 3, [b"ann", b"bob", b"ann"], ["ü".encode(), b"", b""]]
+    assert float(rows[3][0]) == 12.5
 
 
 def test_a_wrong_call_is_refused(report: Report) -> None:
