@@ -142,6 +142,8 @@ def test_what_a_server_wrote_is_forgotten_while_it_serves(
 
         asked = {cookie: [rank(cookie) for _ in range(3)] for cookie in ("ann", "bob")}
         client.feedback("ads", [Feedback(asked[cookie][0], "a") for cookie in asked])
+        views = [Feedback("", "a", "view", event_id=cookie * 2, cookie=cookie) for cookie in asked]
+        assert client.feedback("ads", views).accepted == 2
         eventually(lambda: written() == [6, 6, 6], "all that is written", 30.0)
         mode = recorded.stat().st_mode
         assert run([*words, "--dry-run"]) == 0 and written() == [6, 6, 6]
@@ -151,13 +153,20 @@ def test_what_a_server_wrote_is_forgotten_while_it_serves(
         assert (answer["record"], answer["models"][0]["impressions"], answer["models"][0]["clicks"]) == (
             True,
             3,
-            1,
+            2,  # a click, and a view
         )
         assert answer["files"] == {str(recorded): 3, str(shadows): 3}
         asked["bob"].append(rank("bob"))
         eventually(lambda: written() == [4, 4, 4], "what the server wrote since", 30.0)
     assert recorded.stat().st_mode == mode
-    left = recorded.read_text() + shadows.read_text() + repr(store.client.xrange("ftrie:{ads}:impressions"))
+    clicks = repr(store.client.xrange("ftrie:{ads}:clicks"))
+    assert clicks.count("bobbob") == 1
+    left = (
+        recorded.read_text()
+        + shadows.read_text()
+        + repr(store.client.xrange("ftrie:{ads}:impressions"))
+        + clicks
+    )
     assert "ann" not in left and not any(request in left for request in asked["ann"])
     assert all(left.count(request) >= 2 for request in asked["bob"])
     packed = tmp_path / "old.jsonl.gz"
