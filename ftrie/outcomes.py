@@ -21,6 +21,10 @@ from model_store.versions.online_metrics import AGREED, CALLER, CTR_UNIT, OWN, O
 LEVEL = 0.05
 MISMATCH_LEVEL = 0.001
 """One false warning in a thousand experiments, as is usual (Fabijan et al., KDD 2019)."""
+_NONE_TOGETHER = (
+    "No answer since the variants are interleaved was: one variant answers a request that explores or names its "
+    "variant, and a pinned cookie."
+)
 MISMATCH_SHARPEST = 0.05
 """The relative deviation of a share for which the test is sharpest."""
 POWER = 0.8
@@ -185,10 +189,12 @@ def outcomes(
     effect: float,
     since: int = 0,
     guard: GuardRecord | None = None,
+    together: str = "",
 ) -> Outcomes:
     """Compute the figures. shares: the variants' shares of the traffic since minute `since`, empty for no test.
 
-    guard: what the trainer's guard did last.
+    guard: what the trainer's guard did last. together: since then, what interleaved answers are counted as; empty
+    without interleaving.
 
     base: None for the first variant of the shares with requests, or else the variant with most requests.
     """
@@ -218,12 +224,15 @@ def outcomes(
     }
     p = mismatch_p(tested, shares)
     preferred = tuple(_preferences(found, base, list(shares), effect))
+    verdict = _preferred(preferred, effect) if preferred else _verdict(base, variants, p, effect)
+    if together and tested and together not in tested:
+        verdict = replace(verdict, text=f"{_NONE_TOGETHER} {verdict.text}")
     return Outcomes(
         base=base,
         variants=variants,
         all=_outcome(sum(found.values(), OnlineCell.empty()), None, effect, 1),
         mismatch_p=p,
-        verdict=_preferred(preferred, effect) if preferred else _verdict(base, variants, p, effect),
+        verdict=verdict,
         shares=shares,
         apprentices={
             name: _apprenticeship(cell, orders[AGREED].get(name, empty), orders[OWN].get(name, empty), guard)

@@ -355,7 +355,8 @@ def report(
         after = by_spec.asked_for(record) if by_spec is not None else None
         shares = dict(zip(after.variants, after.shares, strict=True)) if after is not None else {}
         divided, guard = divided_since(versions, record), versions.guard.record()
-    found = outcomes(cells, shares, base, effect, divided, guard)
+    together = record.together if record is not None else ""
+    found = outcomes(cells, shares, base, effect, divided, guard, together)
     if base is not None and cells and base not in found.variants:
         raise typer.BadParameter(
             f"--base {base}: no requests; expected one of {listed(found.variants, base)}"

@@ -190,6 +190,16 @@ def test_shares_are_tested_since_they_hold() -> None:
     assert isinstance(found.variants["base"].conversion_rate, Rate)
 
 
+def test_an_interleaving_that_no_request_takes_part_in_is_said() -> None:
+    def said(*slots: tuple[int, str]) -> bool:
+        cells = [(Slot(minute, 1, name), online_cell(requests=900)) for minute, name in slots]
+        found = outcomes(cells, SHARES, None, 0.05, since=2, together="base+plain")
+        return "one variant answers a request that explores" in found.verdict.text
+
+    assert said((1, "base"), (2, "base"))
+    assert not said((1, "base")) and not said((2, "base"), (3, "base+plain"))
+
+
 def test_a_difference_by_definition() -> None:
     found = difference(Ratio(0.12, 4e-6, 64), Ratio(0.10, 5e-6, 64))
     assert found is not None and isinstance(found.interval, Interval)

@@ -495,7 +495,8 @@ def experiment_figures(
 ) -> ExperimentFigures:
     """The figures of the minutes from `begin` to before `stop`. effect: the relative change to detect."""
     cells = minutes.cells(begin, stop)
-    found = outcomes(cells, state.shares, state.base, effect, state.divided_since, state.guard)
+    together = state.experiment.together if state.experiment is not None else ""
+    found = outcomes(cells, state.shares, state.base, effect, state.divided_since, state.guard, together)
     span = max(1, stop - (cells[0][0].minute if cells else begin))
     group = group_of(span, max(1, len(found.variants)))
     return ExperimentFigures(
