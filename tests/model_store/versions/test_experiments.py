@@ -12,7 +12,7 @@ import pytest
 
 from model_store.errors import ExperimentChanged, ExperimentError, StoreError
 from model_store.store import Store
-from model_store.versions.experiments import MAX_PINS, RUNNING, STOPPED, Experiment
+from model_store.versions.experiments import MAX_PINS, RUNNING, STOPPED, Experiment, Explore
 from tests.model_store.kinds import on_every_kind
 
 WHOLE = Experiment(
@@ -48,6 +48,14 @@ WHOLE = Experiment(
         (
             {"interleave": ("a", "b"), "draft": "fair"},
             "draft: got 'fair'; expected 'team' or 'probabilistic'",
+        ),
+        (
+            {"interleave": ("a", "b"), "apprentice": True},
+            "interleave: got variants with apprentice mode; expected either of them",
+        ),
+        (
+            {"interleave": ("a", "b"), "explore": Explore("ucb", 1.0)},
+            "interleave: got variants with exploration; expected either of them",
         ),
         ({"shadows": ("a", "a")}, "shadows: got a, a; expected each variant once"),
     ],

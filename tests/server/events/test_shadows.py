@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
@@ -18,7 +19,9 @@ from ftrie.api.client import Client
 from ftrie.api.messages import Ranking
 from model_store.errors import OutputError
 from model_store.metrics import Family
+from model_store.spec.spec import parse_spec
 from model_store.store import Store
+from model_store.versions.experiments import Experiment
 from server.events.shadows import SHADOW_DROPPED, SHADOW_LOGGED, ShadowLog, ShadowRecord
 from server.ranking.query import ShadowRanking
 from tests.server import shop
@@ -114,6 +117,44 @@ def test_an_order_by_an_objective_is_shadowed_by_scores_and_without_shadows_noth
 
     eventually(is_logged_again)  # lines come in the order of the answers, and a moment after them
     assert '"without"' not in log.read_text()
+
+
+def test_beside_interleaved_variants_a_third_one_is_logged_and_the_list_stays_the_same(
+    client: Client, shop_store: Store, log: Path
+) -> None:
+    third = shop.SPEC.replace("0.5", "0.4") + 'lean = { share = 0.2, without = ["price"] }\n'
+    keys = [key.split(b"=")[0] for key in shop.masks()]
+    artefact = shop.artefact()
+    masks = artefact.variants | np.array([0 if b"price" in key else 4 for key in keys], np.uint32)
+    parsed = parse_spec(third)
+    spec = parsed.resolve(["click", "device", *parsed.fields])
+    versions = shop_store.model(shop.NAME)
+    versions.publish_and_activate(replace(artefact, spec=spec, variants=masks))
+    both = Experiment(interleave=("base", "plain"))
+    versions.experiments.change(lambda _: both)
+    eventually(lambda: client.rank(**ASKED).variant == "base+plain")
+    before = client.rank(**ASKED, request_id="r", top_k=4)
+    versions.experiments.change(lambda _: replace(both, shadows=("lean", "plain")))
+
+    def is_logged() -> bool:
+        client.rank(**ASKED, request_id="r", top_k=4)
+        return '"r"' in log.read_text()
+
+    eventually(is_logged)
+    answer = client.rank(**ASKED, request_id="r", top_k=4)
+    assert answer.items == before.items and len({item.team for item in answer.items}) == 2
+    whole = client.rank(**ASKED, variant="lean")
+    line = next(line for line in logged(log) if line["request_id"] == "r")
+    ids = [item.id for item in answer.items]
+    assert (line["variant"], line["ids"]) == ("base+plain", ids)
+    assert line["scores"] == [item.score for item in answer.items], "each by the variant that placed it"
+    assert line["shadows"] == {
+        "lean": {
+            "ids": [item.id for item in whole.items[:4]],
+            "scores": [item.score for item in whole.items[:4]],
+            "shown_scores": [scores(whole)[item] for item in ids],
+        }
+    }, "but none of those that answer"
 
 
 def a_record(request_id: str = "r1") -> ShadowRecord:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from model_store.versions.experiments import Experiment
 from server.model.live_model import LiveModel
+from server.ranking.experiments import Assignment
 from server.ranking.ranker import Ranker
 from server.ranking.served import ServedVersion
 from tests.server import shop
@@ -17,6 +22,7 @@ VERSIONS = 8
 FIELDS: dict[str, Any] = {"age": "20", "likes": ["red", "blue"], "device": "u1", "distance": 2.5}
 RECORDS: Any = list(shop.ITEMS.items())
 IDS = list(shop.ITEMS) * 4
+TEAMS = Assignment("shop", shop.VARIANTS, (0.5, 0.5), Experiment(interleave=shop.VARIANTS)).teams
 
 
 class Swapped:
@@ -43,8 +49,21 @@ def asked(ranker: Ranker) -> tuple[tuple[str, ...], tuple[float, ...]]:
     return tuple(ranking.ids), tuple(ranking.score)
 
 
-def test_every_answer_under_deltas_is_exactly_one_versions() -> None:
+def interleaved(ranker: Ranker) -> tuple[Any, ...]:
+    """Which variant placed each item of a list of both, its score, its credit and its propensity."""
+    query = ranker.query(FIELDS, IDS, RECORDS[:2], top_k=8, request_id="r")
+    ranking = ranker.rank(query._replace(teams=TEAMS))
+    assert ranking.teams is not None and ranking.credits is not None and ranking.propensities is not None
+    parts = ranking.teams, ranking.scores, ranking.credits, ranking.propensities
+    return tuple(ranking.ids), *(tuple(part.tolist()) for part in parts)
+
+
+@pytest.mark.parametrize("asked", [asked, interleaved])
+def test_every_answer_under_deltas_is_exactly_one_versions(
+    asked: Callable[[Ranker], tuple[Any, ...]],
+) -> None:
     expected = {v: asked(ranker_of(shop.artefact(v), RECORDS)) for v in range(1, VERSIONS + 1)}
+    assert len(set(expected.values())) == VERSIONS
     model = shop_loaded()
     worker, stop, wrong = Swapped(model), threading.Event(), []
     seen = [threading.Event() for _ in range(VERSIONS + 1)]
