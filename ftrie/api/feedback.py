@@ -154,10 +154,13 @@ def _features(item: dict[str, Any]) -> dict[str, str]:
     given = item.get("features", {})
     if not isinstance(given, dict):
         raise FieldValueError(f"features: got {given!r}, expected an object")
-    for name, value in given.items():
+    features = {name: value for name, value in given.items() if value is not None}
+    for name, value in features.items():
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise FieldValueError(f"features.{name}: got {value!r}, expected a text or a number")
-    return {name: str(value) for name, value in given.items()}
+        if isinstance(value, float) and value.is_integer():
+            features[name] = int(value)  # 3.0 and 3 are one category
+    return {name: str(value) for name, value in features.items()}
 
 
 def _event(value: object) -> Happening:

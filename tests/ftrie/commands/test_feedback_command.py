@@ -154,11 +154,12 @@ def test_a_file_or_the_standard_input_is_reported_line_by_line_and_bad_lines_are
     assert "7 events rejected; the others are stored" in err
     assert {event["ts"] for event in stream(store)} == {1.7e9}
 
-    view = {"event": "view", "ts": 1.7e9, "cookie": "ann", "items": [{"id": 7, "features": {"price": 9.5}}]}
+    view: dict[str, Any] = {"event": "view", "ts": 1.7e9, "cookie": "ann", "items": [{"id": 7}]}
+    view["items"][0]["features"] = {"price": 9.5, "brand": 3.0, "size": None}
     path.write_text(json.dumps(view))
     for told in ("1 accepted, 0 reported before\n", "0 accepted, 1 reported before\n"):
         assert say("feedback", shop.NAME, "--file", path, "--address", server.address)[:2] == (0, told)
-    assert stream(store)[-1] == view | {"items": [{"id": "7", "features": {"price": "9.5"}}]}
+    assert stream(store)[-1] == view | {"items": [{"id": "7", "features": {"price": "9.5", "brand": "3"}}]}
 
     line = b'{"request_id": "r1", "item": "a", "ts": "2024-05-01T08:00:00Z", "event_id": "e"}\n'
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(line)))
