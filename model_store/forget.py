@@ -2,8 +2,9 @@
 
 In this order, so that nothing that is removed comes back: the impressions, which name the cookie's requests; an entry
 that has the trainers forget both; once these have said so, the feedback of the requests, dead letters, and the
-histories, which the trainers wrote; last the lines of files that are named. It may be repeated. docs/decide.md says
-what is kept, and what the store cannot reach.
+histories, which the trainers wrote; last the lines of files that are named. It may be repeated, also after a failure
+at any moment: an impression goes together with an entry that has its request, by which its feedback is found then.
+docs/decide.md says what is kept, and what the store cannot reach.
 """
 
 from __future__ import annotations
@@ -131,6 +132,12 @@ class ForgetStream:
                 )
         return last.decode()
 
+    def removing(self, cookie: int, requests: Sequence[int], key: str, entries: Sequence[bytes]) -> None:
+        """Add a cookie and its requests, and remove these entries of another stream of the model, both or neither."""
+        written = {"cookie": f"{cookie:016x}", "requests": " ".join(f"{each:016x}" for each in requests)}
+        with self._store.answers(self.key), self._client.pipeline(transaction=True) as pipe:
+            pipe.xadd(self.key, written, maxlen=KEPT).xdel(key, *entries).execute()
+
     def after(self, entry: str, on_junk: Report) -> list[ToForget]:
         """The entries after one, all if it is empty; an invalid one is skipped and reported."""
         with self._store.answers(self.key):
@@ -169,6 +176,9 @@ def forget(
         raise StoreError(f"the store has nothing of a model {ModelKeys(model).model}; it has: {there}")
     names = [model] if model is not None else sorted(leases)
     person = _Person(cookie, dry_run)
+    for name in names:
+        before = ForgetStream(connection, name).after("", on_junk)
+        person.hashes.update(*(each.requests for each in before if each.cookie == person.hash))
     for path in files:
         for line in _lines(path):
             person.is_impression(line)
@@ -189,12 +199,17 @@ def forget(
 
 
 class _Person:
-    """A cookie, the requests that are known of it, and what tells their events."""
+    """A cookie, the requests that are known of it, and what tells their events.
+
+    hashes: of the requests that an earlier try has found, and whose impressions are gone.
+    """
 
     def __init__(self, cookie: str, dry_run: bool) -> None:
         self.cookie, self.dry_run = cookie, dry_run
         self.requests: set[str] = set()
+        self.hashes: set[int] = set()
         self.raw = cookie.encode("utf-8", "surrogateescape")
+        self.hash = _hashes([self.raw])[0]
         # Either may be in an event: writers escape what is not ASCII, or do not.
         texts = (json.dumps(cookie, ensure_ascii=is_ascii)[1:-1] for is_ascii in (False, True))
         self._written = [text.encode("utf-8", "surrogateescape") for text in texts]
@@ -212,13 +227,16 @@ class _Person:
 
     def is_feedback(self, event: bytes) -> bool:
         """Whether an event is of one of the requests, or a view of the cookie."""
-        return _text(_members(event).get("request_id")) in self.requests or self.is_impression(event)
+        return self._is_request(_text(_members(event).get("request_id"))) or self.is_impression(event)
 
     def is_letter(self, event: bytes) -> bool:
         """Whether a dead letter is theirs: its event, or its row, whose columns have any names."""
         if values := {_text(value) for value in _members(event).values()} - {""}:
-            return self.cookie in values or not values.isdisjoint(self.requests)
+            return self.cookie in values or any(map(self._is_request, values))
         return any(b'"%b"' % written in event for written in self._written)
+
+    def _is_request(self, text: str) -> bool:
+        return text in self.requests or bool(self.hashes and _hashes_of([text])[0] in self.hashes)
 
 
 class _OfModel:
@@ -237,17 +255,21 @@ class _OfModel:
         self._pins = int(there is not None and person.cookie in there.pins)
         if self._pins and not person.dry_run:
             experiments.change(lambda before: before.unpinned([person.cookie]), by=by)
-        self._impressions = self._remove_from(self._keys.impressions, person.is_impression)
+        asking, known = ForgetStream(self._store, self._versions.model), set(person.requests)
+        for found in self._found(self._keys.impressions, person.is_impression):
+            self._impressions += len(found)
+            if not person.dry_run:
+                # Those of the batch; the entry below has all, and comes after the last impression.
+                new, known = sorted(person.requests - known), set(person.requests)
+                asking.removing(person.hash, _hashes_of(new), self._keys.impressions, found)
         if person.dry_run:
             return ""
-        requests = [each.encode("utf-8", "surrogateescape") for each in sorted(person.requests)]
-        cookie, *hashes = _hashes([person.raw, *requests])
-        return ForgetStream(self._store, self._versions.model).add(cookie, hashes)
+        return asking.add(person.hash, _hashes_of(sorted(person.requests)))
 
     def end(self, by: By) -> ModelFound:
         """Remove the rest, and write the audit."""
         person, model = self._person, self._versions.model
-        clicks = self._remove_from(self._keys.clicks, person.is_feedback) if person.requests else 0
+        clicks = self._remove_from(self._keys.clicks, person.is_feedback)
         letters = self._remove_from(self._keys.dead, person.is_letter)
         history = _remove(self._store, history_key(model, person.raw), person.dry_run)
         found = ModelFound(model, self._pins, self._impressions, clicks, letters, int(history))
@@ -259,16 +281,24 @@ class _OfModel:
 
     def _remove_from(self, key: str, is_theirs: Callable[[bytes], bool]) -> int:
         """Remove the entries that are theirs from a stream; returns how many there are."""
-        client, after, found = self._store.at(key), "-", 0
+        count = 0
+        for found in self._found(key, is_theirs):
+            count += len(found)
+            if not self._person.dry_run:
+                with self._store.answers(key):
+                    self._store.at(key).xdel(key, *found)
+        return count
+
+    def _found(self, key: str, is_theirs: Callable[[bytes], bool]) -> Iterator[list[bytes]]:
+        """The entries of a stream that are theirs, of one batch after the other."""
+        client, after = self._store.at(key), "-"
         while True:
             with self._store.answers(key):
                 entries = client.xrange(key, after, "+", count=BATCH)
-                theirs = [entry for entry, fields in entries if is_theirs(payload_of(entry, fields))]
-                if theirs and not self._person.dry_run:
-                    client.xdel(key, *theirs)
-            found += len(theirs)
+            if theirs := [entry for entry, fields in entries if is_theirs(payload_of(entry, fields))]:
+                yield theirs
             if len(entries) < BATCH:
-                return found
+                return
             after = f"({entries[-1][0].decode()}"
 
 
@@ -312,6 +342,10 @@ def _members(event: bytes) -> dict[str, Any]:
 def _text(value: Any) -> str:
     """An id as the trainer reads it: text, or a whole number; else empty."""
     return value if isinstance(value, str) else str(value) if type(value) is int else ""
+
+
+def _hashes_of(requests: Sequence[str]) -> list[int]:
+    return _hashes([each.encode("utf-8", "surrogateescape") for each in requests]) if requests else []
 
 
 def _hashes(texts: Sequence[bytes]) -> list[int]:

@@ -86,8 +86,8 @@ MUTATIONS = (
     Mutation(
         "join: pending rows are corrected",
         KERNEL,
-        "flag == rules.positive and entry.state == CLOSED",
-        "flag == rules.positive",
+        "elif rules.correct and entry.state == CLOSED:",
+        "elif rules.correct:",
         JOIN,
     ),
     Mutation(
@@ -102,6 +102,13 @@ MUTATIONS = (
         KERNEL,
         "head.watermark + rules.late_within",
         "head.watermark",
+        JOIN,
+    ),
+    Mutation(
+        "join: a forgotten request goes on waiting for its impression",
+        "trainer/events/join.py",
+        '        entries["state"][waiting] = FREE\n',
+        "",
         JOIN,
     ),
     Mutation(
@@ -143,8 +150,8 @@ MUTATIONS = (
     Mutation(
         "lease: an epoch is given twice after a restore",
         LEASE,
-        "math.max(last_epoch, there.epoch) + tonumber(ARGV[9])",
-        "last_epoch + tonumber(ARGV[9])",
+        "math.max(last_epoch, there.epoch) + tonumber(ARGV[11])",
+        "last_epoch + tonumber(ARGV[11])",
         STORE,
     ),
     Mutation(
@@ -320,8 +327,8 @@ MUTATIONS = (
     Mutation(
         "resume: one checkpoint fewer is kept",
         "trainer/checkpoint/folder.py",
-        "checkpoints_in(self.path)[KEPT:]",
-        "checkpoints_in(self.path)[KEPT - 1 :]",
+        "self.keep(KEPT)",
+        "self.keep(KEPT - 1)",
         RESUME,
     ),
     Mutation(

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 
 import pytest
 
+from ftrie.cli import run
+from model_store.errors import StoreError
 from model_store.store import Store
 from tests.degradation.learning import LONG_S, Learning, OfStreams, ending
 from tests.degradation.recovered import Recovered
 from tests.degradation.system import COMPILE_S
 from tests.trainer.runs.running import NAME, SPEC
 from tests.waiting import eventually
+from tests.worlds import event_logs
 
 # Keys alone are judged, and all of them go out: a part of a day without clicks is calibrated badly.
 GUARDED = '\n[learner]\nl1 = 0.0\n[guard]\nmin_keys = 60\ncalibration = "off"\nlogloss_rise = "off"\n'
@@ -39,6 +43,32 @@ def test_trainer_is_killed(tmp_path: Path, recovered: Recovered) -> None:
         assert trainer.process.wait(COMPILE_S) == 0, trainer.said()
         assert {name: trainer.status()[name] for name in SAME} == {name: killed[name] for name in SAME}
         assert (tmp_path / "anew.arrow").read_bytes() == (tmp_path / "killed.arrow").read_bytes()
+
+
+@pytest.mark.slow
+def test_person_is_forgotten_while_the_trainer_hangs(
+    tmp_path: Path, recovered: Recovered, capsys: pytest.CaptureFixture[str]
+) -> None:
+    system = OfStreams(tmp_path)
+    trainer, cookie = system.trainer, json.loads(event_logs(2000).impressions[49])["cookie"]
+    words = ["store", "forget", cookie, "--store", system.valkey.url, "--json", "--wait"]
+
+    def has_forgotten(wait: str) -> bool:
+        code = run([*words, wait])
+        [found] = json.loads(capsys.readouterr().out)["trainers"]
+        assert code == (0 if found["forgot"] else StoreError.exit_code)
+        return bool(found["forgot"])
+
+    with ending(system):
+        eventually(system.has_learned_all, "all is served", LONG_S)
+        rows = trainer.status()["join"]["rows"]
+        trainer.signal(signal.SIGSTOP)
+        assert not has_forgotten("0.5")
+        trainer.signal(signal.SIGCONT)
+        recovered.then(lambda: trainer.status()["join"]["rows"] < rows, "it has forgotten")
+        assert has_forgotten("60")
+        system.more()
+        eventually(system.has_learned_all, "it learns on", LONG_S)
 
 
 @pytest.mark.slow

@@ -15,14 +15,19 @@ from redis import Redis
 from ftrie.cli import run
 from model_store.artefact.artefact import Artefact
 from model_store.errors import FtrieError
+from model_store.features.history import UserHistory
 from model_store.files import is_held
+from model_store.keys import ModelKeys, history_key
 from model_store.redis import embedded
 from model_store.redis.embedded import LOCK
 from model_store.store import Store
+from model_store.streams.event_streams import Letter
+from tests.ftrie.commands.test_store_command import PLAN, impression
 from tests.sweeps.sweep import Operation, sweep
 from tests.sweeps.test_store_sweeps import THIRD, Shop, damaged, publish, publish_and_activate, shop, state
 from tests.waiting import eventually
 
+HISTORY = b"%s" % UserHistory().encode(PLAN)
 USERS = "cookie,age\nu1,30\nu2,40\n"
 ITEMS = "item,brand\ni1,b\ni2,c\n"
 
@@ -77,6 +82,49 @@ def test_a_command_of_the_store(socket_url: str, control: Redis[bytes], tmp_path
     act: Callable[[Shop], None] = lambda made: typed("store", *words, "--store", socket_url)  # noqa: E731
     between = (publish, publish_and_activate) if name == "import" else ()
     sweep(Operation(name, world, act, found, damaged, between=between, store=control))
+
+
+@pytest.mark.slow
+def test_a_person_is_forgotten(socket_url: str, control: Redis[bytes]) -> None:
+    """Whatever fails, the same command forgets the rest: also feedback whose impressions are gone."""
+    keys = ModelKeys("ads")
+    streams = (keys.impressions, keys.clicks, keys.dead)
+
+    @contextmanager
+    def world() -> Iterator[Shop]:
+        with shop(socket_url) as made:
+            store = made.store
+            store.impressions("ads").append([impression("r1", "u1"), impression("r2", "u2")])
+            store.clicks("ads").append(
+                [b'{"request_id": "r1", "item": "a"}', b'{"request_id": "r2", "item": "a"}']
+            )
+            store.dead_letters("ads").add(1, [Letter("join", "", "why", b'{"request_id": "r1"}')])
+            store.records.put_users([(each, {"age": "25"}) for each in ("u1", "u2")])
+            store.records.put_histories("ads", [(b"u1", HISTORY), (b"u2", HISTORY)], 60_000)
+            store.model("ads").experiments.change(lambda before: before.pinned({"u1": "base", "u2": "base"}))
+            yield made
+
+    def found(made: Shop) -> object:
+        with Store.open(socket_url) as store:
+            read = [repr([fields for _, fields in store.client.xrange(key)]) for key in streams]
+            histories = [store.client.get(history_key("ads", each)) for each in (b"u1", b"u2")]
+            return state(made), read, histories, store.records.user("u2")
+
+    steps: list[Callable[[Shop], object]] = [
+        lambda made: made.store.model("ads").experiments.change(lambda before: before.unpinned(["u1"])),
+        *(lambda made, key=key: remove_first(made, key) for key in streams),
+        lambda made: made.store.client.unlink(history_key("ads", b"u1")),
+    ]
+    between = [
+        lambda made, done=done: [step(made) for step in steps[:done]] for done in range(1, len(steps) + 1)
+    ]
+    act: Callable[[Shop], None] = lambda made: typed("store", "forget", "u1", "--store", socket_url)  # noqa: E731
+    sweep(Operation("forget", world, act, found, damaged, between=tuple(between), store=control))
+
+
+def remove_first(made: Shop, key: str) -> None:
+    [(entry, _), *_] = made.store.client.xrange(key)
+    made.store.client.xdel(key, entry)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from model_store.spec.sections import JoinSection
 from tests.trainer.events.events import WHATS, assert_alike, closed_of, merged, rows_of
 from tests.trainer.events.oracle import Event, OracleJoin
 from trainer.events.join import Join
+from trainer.events.join_kernels import WAITING
 
 SECOND = 1_000_000
 
@@ -110,6 +111,8 @@ def test_a_join_that_forgets_requests_gives_out_what_it_would_have_but_their_row
     join.forget(np.array(sorted(forgotten), np.uint64))
     after = join.counts
     assert not {entry["request"] for entry in join.shown()} & forgotten
+    entries = join.state()["entries"]
+    assert not set(entries["request"][entries["state"] == WAITING].tolist()) & forgotten
     assert before.rows - after.rows == before.pending_rows - after.pending_rows
     assert before.waiting - after.waiting == after.orphans - before.orphans
     assert (before.impressions, before.joined, before.pending) == (
