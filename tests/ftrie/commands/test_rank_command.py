@@ -158,9 +158,12 @@ def test_an_explanation_is_a_table_of_bars_an_item_and_as_json_adds_up(
 
 def test_traffic_names_a_few_variants_and_counts_the_others() -> None:
     shares = [{"variant": f"v{number}", "share": 1 / 32} for number in range(32)]
-    assert traffic(shares[:2]) == "v0 3.1%, v1 3.1%"
-    assert traffic(shares) == "v0 3.1%, v1 3.1%, v2 3.1%, v3 3.1%, … 32 in all"
-    assert traffic([]) == ""
+    split = {"interleave": [], "draft": ""}
+    assert traffic(split | {"shares": shares[:2]}) == "v0 3.1%, v1 3.1%"
+    assert traffic(split | {"shares": shares}) == "v0 3.1%, v1 3.1%, v2 3.1%, v3 3.1%, … 32 in all"
+    assert traffic(split | {"shares": []}) == ""
+    together = {"interleave": ["v0", "v1"], "draft": "team", "shares": shares}
+    assert traffic(together) == "v0+v1, team draft"
 
 
 def test_a_status_as_json_has_every_field_in_order_and_null_for_one_that_is_absent() -> None:
