@@ -1,15 +1,15 @@
 """Kernels that make one list of several variants' orders: the draft, and the chance of each item to be in the list.
 
-Team draft (Radlinski, Kurup, Joachims: How does clickthrough data reflect retrieval quality?, CIKM 2008, section 4.2;
+Team draft (Radlinski, Kurup, Joachims: How does clickthrough data reflect retrieval quality?, CIKM 2008;
 more than two teams: Schuth et al., Multileaved comparisons for fast online evaluation, CIKM 2014): in each round the
 teams pick in random order, each its best item that is not in the list yet. Probabilistic interleaving (Hofmann,
-Whiteson, de Rijke: A probabilistic method for inferring preferences from clicks, CIKM 2011, section 4): at each place a
+Whiteson, de Rijke: A probabilistic method for inferring preferences from clicks, CIKM 2011): at each place a
 team is drawn, and of its items one with a chance proportional to 1 / rank^3.
 
 A click counts by how much it tells the teams apart: with p_t the chance that team t placed the item, given the list up
 to it, the team that did gets p_t minus the mean of the others'. An item that all would have placed there counts 0: its
 team is a coin's toss, which adds noise and no evidence (Chapelle et al.: Large-scale validation and analysis of
-interleaved search evaluation, TOIS 2012, section 6, on weighing clicks).
+interleaved search evaluation, TOIS 2012, on weighing clicks).
 """
 
 from __future__ import annotations
