@@ -139,7 +139,10 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 def test_memory_does_not_grow_with_the_log(tmp_path, spec_file: Path, learn: Callable[..., int]) -> None:
     assert learn(ROWS) == 0  # compiling kernels takes memory too
     peaks = []
-    for times in (1, 6):
+    for times in (
+        2,
+        8,
+    ):  # the shorter one is longer than what is read ahead, of which a busy machine has more
         log = write_log(tmp_path / f"{times}.csv", shop_rows(4000, 5) * 10 * times)
         command = [sys.executable, "-c", PEAK, str(spec_file), log]
         finished = subprocess.run(command, check=True, capture_output=True, text=True)
