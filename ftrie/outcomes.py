@@ -22,8 +22,8 @@ LEVEL = 0.05
 MISMATCH_LEVEL = 0.001
 """One false warning in a thousand experiments, as is usual (Fabijan et al., KDD 2019)."""
 _NONE_TOGETHER = (
-    "No answer since the variants are interleaved was: one variant answers a request that explores or names its "
-    "variant, and a pinned cookie."
+    "None of the answers since interleaving was set is interleaved: one variant answers a request that explores or "
+    "names its variant, and a pinned cookie."
 )
 MISMATCH_SHARPEST = 0.05
 """The relative deviation of a share for which the test is sharpest."""
